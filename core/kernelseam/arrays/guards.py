@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from operator import is_, itemgetter
 from typing import Any
 
 Guard = Callable[..., bool]
@@ -34,13 +33,20 @@ def tensor_guard(tensors: Sequence[Any], extents: bool = True, loses: bool = Tru
     if len(once) == len(tensors):
         return holds if lost is bool else lambda *others: not lost() and holds(*others)
 
-    repeated = itemgetter(*first)
-    distinct = itemgetter(*once) if len(once) > 1 else itemgetter(slice(1))
+    return _repeated(tuple(first))(holds, lost)
 
-    def holds_for_all(*others: Any) -> bool:
-        return all(map(is_, others, repeated(others))) and not lost() and holds(*distinct(others))
 
-    return holds_for_all
+@cache
+def _repeated(first: tuple[int, ...]) -> Callable[[Guard, Callable[[], bool]], Guard]:
+    """``guard(holds, lost)`` of tensors that are each the one at this place among them, of which
+    ``holds`` is asked for those that come first. One function, as guards are asked where all is
+    cold."""
+    names = [f"x{i}" for i in range(len(first))]
+    same = " and ".join(f"x{i} is x{at}" for i, at in enumerate(first) if i != at)
+    once = ", ".join(names[i] for i in sorted({*first}))
+    text = f"lambda {', '.join(names)}: {same} and holds({once}) and not lost()"
+    guard: Callable[[Guard, Callable[[], bool]], Guard] = eval(f"lambda holds, lost: {text}")
+    return guard
 
 
 def compilers_own() -> Any:

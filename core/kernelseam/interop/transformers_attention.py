@@ -11,6 +11,7 @@ from kernelseam.expressions.block_mask import is_block_mask
 from kernelseam.interop.torch_autograd import attention
 from kernelseam.interop.torch_function import with_rows
 from kernelseam.interop.transformers_options import (
+    OF_THE_MODEL,
     check_mask,
     packed_rows,
     refuse,
@@ -19,11 +20,12 @@ from kernelseam.interop.transformers_options import (
 )
 from kernelseam.interop.transformers_padding import padding_of, sequences_of, unpadded, varlen
 from kernelseam.interop.transformers_pattern import CAUSAL, SEES_ALL, Pattern, decoded
-from kernelseam.ops import fast_path
 from kernelseam.ops.attention import DENSE
 from kernelseam.ops.attention_work import attention_work
+from kernelseam.ops.fast_path import FastPath, again, learn
 
 Tensor = Any
+_LAYER = FastPath(attention_work, ("q", "k", "v"), ("scale", "softcap", "causal"), DENSE.defaults)
 
 
 def attention_forward(
@@ -73,18 +75,17 @@ def attention_forward(
     Raises InvalidValue for dropout, for ``output_attentions``, and, by its name, for any other
     option that may change the result.
     """
-    if dropout or options:
+    if dropout or not options.keys() <= OF_THE_MODEL:
         refuse(dropout, options)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    asked: dict[str, Any] = {"scale": scaling, "softcap": softcap, "causal": causal}
     plain = (
         attention_mask is s_aux is sinks is position_bias is indices is block_indices is None
         and cu_seq_lens_q is cu_seq_lens_k is max_length_q is max_length_k is None
     )
     if plain:
-        found = fast_path.again(attention_work, (query, key, value), asked)
-        if found is not None:  # a layer like the one before
-            return found["out"].transpose(1, 2), None
+        made = again(_LAYER, (query, key, value), (scaling, softcap, causal))
+        if made is not None:  # a layer like the one before
+            return made[0].transpose(1, 2), None
     blocks: Any = None
     is_plain = attention_mask is None or type(attention_mask) is torch.Tensor
     if not is_plain and is_block_mask(attention_mask):  # as Transformers makes it for flex
@@ -117,7 +118,7 @@ def attention_forward(
             bias = whole if bias is None else bias + whole
     seen = None if pattern.keys is None else pattern.keys[:, :keys]
 
-    asked["causal"] = pattern.causal
+    asked: dict[str, Any] = {"scale": scaling, "softcap": softcap, "causal": pattern.causal}
     if pattern.left is not None:
         asked["window"] = (pattern.left, None if pattern.causal else pattern.left)
     if shared is not None:
@@ -173,7 +174,7 @@ def attention_forward(
         query, key, value = map(with_rows, (query, key, value))
     result = attention(query, key, value, **asked)
     if plain:
-        fast_path.learn(attention_work, ("q", "k", "v"), asked, {**DENSE.defaults, **asked})
+        learn(_LAYER, (scaling, softcap, pattern.causal))
     return result.transpose(1, 2), None
 
 

@@ -12,7 +12,7 @@ from kernelseam.interop.transformers_padding import Packed
 
 Tensor = Any
 
-_OF_THE_MODEL = frozenset(
+OF_THE_MODEL = frozenset(
     {
         "cache",
         "cache_position",
@@ -49,7 +49,7 @@ def refuse(dropout: float, options: dict[str, Any]) -> None:
             "attention_probs_dropout_prob, dropout_rate), or call model.eval()",
         )
     for name, value in options.items():
-        if name in _OF_THE_MODEL or value is None or value is False:
+        if name in OF_THE_MODEL or value is None or value is False:
             continue
         if name == "output_attentions":
             rule, remedy = "probabilities are not kept", 'Use attn_implementation="eager" for them'

@@ -8,6 +8,7 @@ were planned take the road (``road``), new extents included.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import kernelseam.plugins as discovery
@@ -34,6 +35,17 @@ from kernelseam.plugins import plugins
 from kernelseam.torch_dispatch import hand_over, recorded, stands_for_others
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What serves calls of a signature. ``given``: its options that are numbers. ``modes``: how
+    many of torch's dispatch modes are active, beside its module of forward-mode derivatives."""
+
+    caller: Caller
+    given: tuple[Any, ...]
+    forward: Any
+    modes: Callable[[], int]
+
+
 class CallCache:
     """Callers by signature, which is all of a call but its tensors and the options that are
     numbers; planned calls by signature and layouts. It holds no arrays but a stream's memory of 0.
@@ -45,7 +57,7 @@ class CallCache:
         """None before the first caller."""
         self.plans: dict[Hashable, ArrayCall] = {}
         self.bound: BoundCache = {}
-        self.ways: dict[Hashable, tuple[Caller, tuple[Any, ...]]] = {}
+        self.ways: dict[Hashable, Way] = {}
         """See ``fast_path``."""
         self.zeroed: Zeroed = {}
 

@@ -1,68 +1,74 @@
-"""Calls whose options are those of an earlier one, on torch tensors like the latest's: what served
-that is launched, and nothing else is looked at. In a model each layer calls like the one before,
-with code of its own in between: what counts is how much a call passes."""
+"""Calls on torch tensors like the latest: what served that is launched, and nothing else is looked
+at. In a model each layer calls like the one before, with much code in between: what counts is how
+many things a call touches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import kernelseam.plugins as discovery
 from kernelseam.dispatch import chosen_backend, in_environment
 from kernelseam.launch_trace import active
 from kernelseam.ops.array_call import put
-from kernelseam.ops.calling import CallCache
-from kernelseam.ops.road import Caller
+from kernelseam.ops.calling import CallCache, Way
 from kernelseam.ops.split import split_of
 
-Work = Callable[..., None]
-Way = tuple[Caller, tuple[Any, ...]]
-"""What serves a signature, and its numbers."""
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 """Types of options that are told by type and value."""
 
 
+class FastPath:
+    """For calls of ``work`` on operands of these names, with these options, on torch's current
+    stream, with no backend and no implementation asked for. ``defaults``: of all options."""
+
+    def __init__(
+        self,
+        work: Callable[..., None],
+        operands: tuple[str, ...],
+        options: tuple[str, ...],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.work, self.operands = work, operands
+        self.options, self.defaults = options, defaults
+
+
 def again(
-    work: Work, tensors: tuple[Any, ...], options: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """The results by name of a call on torch's current stream, with no backend and no
-    implementation asked for; None, with nothing launched, where it must go the usual way."""
+    path: FastPath, tensors: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[Any, ...] | None:
+    """The results of a call like the latest of its kind, in order; None, with nothing launched, for
+    all else. It holds for torch's own tensors, outside of its modes and transforms."""
     found = discovery._plugins
-    cache = None if found is None else found.caches.get(CallCache)
+    cache: CallCache | None = None if found is None else found.caches.get(CallCache)
     if cache is None or not (chosen_backend() is in_environment() is None):
         return None
     try:
-        way = cache.ways.get(_key(work, tensors, options))
+        way = cache.ways.get((path, *options, *map(type, options)))
     except TypeError:  # an option that cannot be hashed
         return None
-    if way is None or active() or cache.addresses is None:
+    # guards are silent on both
+    if way is None or active() or way.forward._current_level >= 0 or way.modes():
         return None
-    pointers = cache.addresses(tensors)
-    return None if pointers is None else way[0].again(tensors, pointers, way[1])
+    return way.caller.again(tensors, way.given)
 
 
-def learn(
-    work: Work, names: tuple[str, ...], options: Mapping[str, Any], whole: Mapping[str, Any]
-) -> None:
-    """From a call that took the usual way. ``names``: of its tensors. ``whole``: ``options`` with
-    the defaults of the others."""
+def learn(path: FastPath, options: tuple[Any, ...]) -> None:
+    """From a call that took the usual way."""
     found = discovery._plugins
-    cache = None if found is None else found.caches.get(CallCache)
-    if cache is None or not _PLAIN.issuperset(map(type, options.values())):
+    cache: CallCache | None = None if found is None else found.caches.get(CallCache)
+    kinds = tuple(map(type, options))
+    if cache is None or not _PLAIN.issuperset(kinds) or (path, *options, *kinds) in cache.ways:
         return
-    if (key := _key(work, names, options)) in cache.ways:
-        return
-    values = tuple(whole.values())
+    given = dict(zip(path.options, options, strict=True))
+    values = tuple({**path.defaults, **given}.values())
     split = split_of(values)
-    given, others = split.parted(values)
-    caller = cache.callers.get((work, None, None, split, others, *names))
-    if caller is not None:
-        put(cache.ways, key, (caller, given))
-
-
-def _key(work: Work, operands: tuple[Any, ...], options: Mapping[str, Any]) -> Hashable:
-    values = options.values()
-    return (work, len(operands), *options, *values, *map(type, values))
+    numbers, others = split.parted(values)
+    caller = cache.callers.get((path.work, None, None, split, others, *path.operands))
+    forward: Any = sys.modules.get("torch.autograd.forward_ad")
+    if caller is not None and forward is not None:
+        modes = sys.modules["torch"]._C._len_torch_dispatch_stack
+        put(cache.ways, (path, *options, *kinds), Way(caller, numbers, forward, modes))
 
 
 # While Dynamo compiles the caller there is nothing to launch.

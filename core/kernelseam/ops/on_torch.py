@@ -32,6 +32,7 @@ class OnTorch:
         self._is_capturing = runtime.is_capturing if isinstance(runtime, GraphRuntime) else None
         self.is_current, self.stream = state.is_current, state.current_stream
         self.empty = torch_arrays.allocator(like)
+        self.address_of: Callable[[Any], int] = sys.modules["torch"].Tensor.data_ptr
         self.copied = torch_arrays.copier(like)
         self.count_writes = torch_arrays.version_incrementer()
 

@@ -86,8 +86,10 @@ class _Kind:
         self.last: tuple[Any, ...] = ()
         """The numbers of the last call whose numbers were read."""
         self.latest: _Known | None = None
-        """Calls of numbers that came twice in a row: their tensors' guard is asked, and they are
-        not read."""
+        """Calls of numbers that came twice in a row, or come where such did: their tensors' guard
+        is asked, and they are not read."""
+        self.runs = False
+        """Whether the latest came again."""
         self._failures = 0
 
     def again(
@@ -100,8 +102,8 @@ class _Kind:
         """Calls of numbers that ``known`` served last. ``given``: those of options."""
         if isinstance(known, Function):
             self.known[numbers] = known = _Known(known, given, numbers)
-        if self.last == numbers:
-            known.holds = tensor_guard(tensors)
+        if self.last == numbers or self.runs:
+            known.holds, self.runs = tensor_guard(tensors), False
             self.latest = known
         return known
 
@@ -229,7 +231,7 @@ class Caller:
             if not on.is_current():
                 return on.within(self.call, place, tensors, pointers, given, stream)
             if known is not None:
-                numbers = known.numbers
+                numbers, kind.runs = known.numbers, True
             else:
                 numbers = (*given, *kind.read(tensors))
                 served = kind.known.get(numbers)
@@ -247,6 +249,8 @@ class Caller:
                 if found is None:
                     break
                 (function, packed), known = found, None
+                if kind.runs:  # the next may be like it
+                    kind.again(function, numbers, given, tensors)
             made, workspace, launches = packed
             if self._cleared:
                 for name, x in zip(function.results, made, strict=True):
@@ -273,11 +277,9 @@ class Caller:
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
 
-    def again(
-        self, tensors: tuple[Any, ...], pointers: list[int], given: tuple[Any, ...]
-    ) -> dict[str, Any] | None:
-        """As ``call`` on torch's current stream, of what is like the latest call of its kind, whose
-        numbers came twice; None, with nothing launched, for all else."""
+    def again(self, tensors: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The results, in order, of what is like the latest call of its kind, whose numbers came
+        twice, on torch's current stream; None, with nothing launched, for all else."""
         for kind in self._kinds:
             known, on = kind.latest, kind.on
             if known is None or known.given != given or not known.holds(*tensors):
@@ -285,18 +287,19 @@ class Caller:
             if self._cleared or not on.is_current():
                 return None
             try:
-                packed = known.again(on.empty, on.zeroed, *pointers)
+                packed = known.again(on.empty, on.zeroed, *map(on.address_of, tensors))
             except Exception:  # the planned call raises the proper error
                 return None
             if packed is None:
                 return None
             made, _, launches = packed
-            handle, function = on.stream(), known.function
+            handle, written = on.stream(), known.function.written
             for launch in launches:
                 launch(handle)
-            if function.written:
-                on.count_writes(tuple([tensors[self._places[n]] for n in function.written]))
-            return dict(zip(function.results, made, strict=True))
+            if written:
+                on.count_writes(tuple([tensors[self._places[n]] for n in written]))
+            kind.runs = True
+            return made
         return None
 
     def _planned(
