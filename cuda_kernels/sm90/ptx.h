@@ -124,6 +124,11 @@ KS_DEVICE void tensor_map_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" :: "l"(&map) : "memory");
 }
 
+// What TMA reads of the map from here on is what was released.
+KS_DEVICE void tensor_map_acquire(const TensorMap* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" :: "l"(map) : "memory");
+}
+
 // Elements outside the tensor are filled with zeros; their bytes count as transferred.
 KS_DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int x0, int x1, int x2, int x3) {
   asm volatile(

@@ -4,6 +4,7 @@ once, by whichever block, and a planted fault."""
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +23,14 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* ends, const int* rows, i64* out)
   const TileScheduler order{divider(0), divider(3), divider(0), divider(0), 0, (int)n[8]};
   const Groups groups{ends, (int)n[6], (int)n[7]};
   GroupTable table;
-  for (int g = 0; g <= n[6] && Config::GROUPED == ALONG_M; g++) table.rows[g] = rows[g];
+  for (int g = 0; g <= n[6] && HAS_TABLE; g++) table.rows[g] = rows[g];
   for (int first = 0; first < n[9]; first++) {
     const GroupScheduler scheduler(order, groups, table);
     for (int t = first; t < scheduler.total; t += n[9])
-      for (int rank = 0; rank < Config::CLUSTER; rank++, out += 6) {
+      for (int rank = 0; rank < Config::CLUSTER; rank++, out += 7) {
         const TileCoord p = scheduler.tile(t, rank);
-        const int found[] = {t, p.row, p.column, p.batch, p.begin, p.end};
-        for (int i = 0; i < 6; i++) out[i] = found[i];
+        const int found[] = {t, p.row, p.column, p.matrix, p.batch, p.begin, p.end};
+        for (int i = 0; i < 7; i++) out[i] = found[i];
       }
   }
 }"""
@@ -40,40 +41,78 @@ SKEWED = (5, 0, 700, 1, 1300, 0, 170)
 def walked(
     sizes: tuple[int, ...], N: int, cluster: int, blocks: int, change: Change
 ) -> list[tuple[int, ...]]:
-    """(tile, row, column, group, begin, end) in the order in which ``blocks`` take them."""
+    """(tile, row, column, matrix, batch, begin, end) in the order in which ``blocks`` take them."""
     ends, columns = list(accumulate(sizes)), -(-N // BN)
     table = [0, *accumulate(-(-n // (BM * cluster)) for n in sizes)]
     dividers = [x for d in (columns, 8 * columns) for x in (d, *divider(d))]
     given = [*dividers, len(sizes), ends[-1] + 9, 0, blocks]
-    out = np.full((table[-1] * columns * cluster + 1, 6), -1, np.int64)
+    out = np.full((table[-1] * columns * cluster + 1, 7), -1, np.int64)
+    _run(1, cluster, change, given, ends, table, out)
+    return [tuple(int(x) for x in row) for row in out[:-1]]
+
+
+def _run(grouped: int, cluster: int, change: Change, *arrays: Any) -> None:
     constants = {
         **NOT_GROUPED,
-        "GROUPED": 1,
+        "GROUPED": grouped,
         "BM": BM,
         "BN": BN,
         "CLUSTER": cluster,
         "GROUP_ROWS": 8,
         "SHARED_A": 0,
     }
-    run(
-        SOURCE,
-        constants,
-        change,
-        np.array(given, np.int64),
-        np.array(ends, np.int32),
-        np.array(table, np.int32),
-        out,
-    )
+    given, ends, table, out = arrays
+    numbers = (np.array(ends, np.int32), np.array(table, np.int32))
+    run(SOURCE, constants, change, np.array(given, np.int64), *numbers, out)
+
+
+Product = tuple[int, int, int]
+LISTED: tuple[Product, ...] = (
+    *((4096, 512, 64), (64, 0, 128), (1, 24, 8), (1300, 1000, 300), (0, 256, 72), (700, 1, 5)),
+    *((128 + 97 * i % 401, 8 + 61 * i % 999, 1 + i) for i in range(90)),
+)
+
+
+def walked_list(cluster: int, blocks: int, change: Change) -> list[tuple[int, ...]]:
+    """(tile, row, column, matrix, batch, K, M) in the order in which ``blocks`` take them."""
+    counts = [-(-m // (BM * cluster)) * -(-n // BN) for m, n, _ in LISTED]
+    table = [0, *accumulate(counts)]
+    given = [*[1, *divider(1)] * 2, len(LISTED), 0, 0, blocks]
+    out = np.full((table[-1] * cluster + 1, 7), -1, np.int64)
+    numbers = [x for product in LISTED for x in (*product, 1, 1, 1)]
+    _run(4, cluster, change, given, numbers, table, out)
+    assert (out[-1] == -1).all()
     return [tuple(int(x) for x in row) for row in out[:-1]]
 
 
+def expected_list(cluster: int) -> set[tuple[int, ...]]:
+    """Of every tile (row, column, matrix, batch, K, M): its maps have one matrix, number 0."""
+    return {
+        (i * BM, j, g, 0, k, m)
+        for g, (m, n, k) in enumerate(LISTED)
+        for i in range(-(-m // (BM * cluster)) * cluster)
+        for j in range(0, n, BN)
+    }
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 66])
+def test_every_tile_of_a_list_once(cluster: int, blocks: int) -> None:
+    found = walked_list(cluster, blocks, same)  # type: ignore[arg-type]
+    wanted = expected_list(cluster)
+    assert len(found) == len(wanted) and {x[1:] for x in found} == wanted
+    assert sorted({t for t, *_ in found}) == list(range(len(found) // cluster))
+
+
 def expected(sizes: tuple[int, ...], N: int, cluster: int) -> set[tuple[int, ...]]:
-    """(row, column, group, begin, end) of every tile, those of a cluster's rest among them."""
+    """(row, column, matrix, batch, begin, end) of every tile, also in a cluster's rest."""
     tiles, begin = set(), 0
     for g, n in enumerate(sizes):
         rows = -(-n // (BM * cluster)) * cluster
         tiles |= {
-            (begin + i * BM, j, g, begin, begin + n) for i in range(rows) for j in range(0, N, BN)
+            (begin + i * BM, j, g, g, begin, begin + n)
+            for i in range(rows)
+            for j in range(0, N, BN)
         }
         begin += n
     return tiles
@@ -110,7 +149,17 @@ def test_bands_of_a_group_are_nearly_even() -> None:
     assert rows == [*range(5), *range(5), *range(5, 9), *range(5, 9)]
 
 
+def planted(name: str) -> Change:
+    (mutant,) = (m for m in MUTANTS if m.name == name)
+    return mutant
+
+
 def test_a_planted_fault_is_found() -> None:
-    (late,) = (m for m in MUTANTS if m.name == "offset-one-group-late")
-    found = walked(SKEWED, 1000, 1, 66, late)
+    found = walked(SKEWED, 1000, 1, 66, planted("offset-one-group-late"))
     assert {x[1:] for x in found} != expected(SKEWED, 1000, 1)
+
+
+@pytest.mark.parametrize("name", ["beyond-the-map-of-a-list", "a-last-band-as-high"])
+def test_a_planted_fault_of_a_list_is_found(name: str) -> None:
+    found = walked_list(1, 66, planted(name))
+    assert {x[1:] for x in found} != expected_list(1)

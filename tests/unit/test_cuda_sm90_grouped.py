@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelseam import GroupedGemm
+from kernelseam import GroupedGemm, GroupedGemmPointers
 from kernelseam.contract import Device, DeviceLimits
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import archs  # noqa: E402
 from kernelseam_cuda.sm90.grouped import HopperGroupedGemm, tile_count  # noqa: E402
+from kernelseam_cuda.sm90.grouped_lists import HopperListedGemm  # noqa: E402
 from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     GROUPED,
     GROUPED_E4M3,
@@ -25,6 +26,7 @@ from kernelseam_cuda.sm90.tiles import (  # noqa: E402
 )
 
 KERNEL, ROW = HopperGroupedGemm(), archs.row("sm_90a")
+LISTS = HopperListedGemm()
 LIMITS = DeviceLimits(
     compute_units=132, shared_bytes_per_block=SHARED_BYTES, bytes_per_second=4.9e12
 )
@@ -34,6 +36,15 @@ H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
 def problem(**fields: Any) -> Any:
     given = {"groups": 64, "M": 8192, "N": 1408, "K": 2048, "along": "m", "dtype": "bfloat16"}
     return GroupedGemm(**{**given, **fields}).problem()
+
+
+def listed(*sizes: tuple[int, int, int], **fields: Any) -> Any:
+    """Products of these M, N and K."""
+    m, n, k = zip(*sizes, strict=True)
+    places = range(1 << 32, 1 << 62, 1 << 32)
+    addresses = {f"{x}_ptrs": [*places[i::3][: len(sizes)]] for i, x in enumerate("ABC")}
+    given = {"M": list(m), "N": list(n), "K": list(k), "dtype": "bfloat16", **addresses}
+    return GroupedGemmPointers(**{**given, **fields}).problem()
 
 
 SUMMED: dict[str, Any] = {"along": "k", "M": 2048, "K": 8192, "a_transposed": True}
@@ -134,3 +145,60 @@ def test_it_is_launched_as_clusters_of_persistent_blocks() -> None:
     assert maps["a_map"].extents == (4096, 8192, 1, 1)
     assert maps["b_map"].extents == (14336, 4096, 1, 8)
     assert maps["c_map"].extents == (14336, 8192, 1, 1)
+
+
+EVEN, SKEWED = ((1024, 14336, 4096),) * 8, (600, 200, 2400, 1024, 96, 1800, 1500, 572)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fields", "reason"),
+    [
+        (((128, 256, 64), (0, 8, 8), (8, 0, 16), (300, 40, 0)), {}, None),
+        (EVEN, {"beta": 1.0, "a_transposed": True, "dtype": "float16"}, None),
+        (EVEN, {"dtype": "float32"}, "it takes lists of bfloat16 and float16, not of float32"),
+        (EVEN * 129, {}, "1032 groups: it takes 1024"),
+        (((64, 64, 0),), {}, "there is nothing to multiply"),
+        (EVEN, {"alpha": 0.0}, "there is nothing to multiply"),
+        (((128, 256, 60),), {}, "rows of A at multiples of 2 bytes: TMA takes multiples of 16"),
+    ],
+)
+def test_which_lists_it_takes(sizes: Any, fields: dict[str, Any], reason: str | None) -> None:
+    assert LISTS.refuse(listed(*sizes, **fields), ROW) == reason
+
+
+def test_which_tiles_store_products_of_a_list() -> None:
+    """TMA stores whole chunks of 16 bytes of every product; C is added by consumers that share."""
+    assert {t.store for t in LISTS.offered(listed(*EVEN))} == {"rows", "tma"}
+    rows = [14336] * 8 + [24]
+    odd = listed(*EVEN, (8, 17, 64), stride_b_row=rows, stride_c_row=rows)
+    assert {t.store for t in LISTS.offered(odd)} == {"rows"}
+    assert any(t.ping_pong for t in LISTS.offered(listed(*EVEN)))
+    assert not any(t.ping_pong for t in LISTS.offered(listed(*EVEN, beta=1.0)))
+
+
+def test_the_tile_of_a_list_is_chosen_by_its_sizes() -> None:
+    """Pairs of blocks would multiply an eighth more of these groups' rows in vain."""
+    skewed = listed(*((m, 14336, 4096) for m in SKEWED))
+    assert LISTS.tile(listed(*EVEN), ROW, H200).cluster == 2
+    assert LISTS.tile(skewed, ROW, H200) == GROUPED[1]
+    assert LISTS.work(skewed, GROUPED[1], H200).blocks == 67 * 56
+    assert LISTS.work(skewed, GROUPED[0], H200).blocks == 72 * 56
+
+
+def test_a_list_is_two_launches_over_maps_in_the_workspace() -> None:
+    p = listed(*EVEN, (0, 0, 8))
+    launches = LISTS.launches(p, GROUPED[0], H200)
+    maps, product = launches.kernels
+    assert launches.workspace_bytes == 9 * 3 * 128
+    assert (maps.kernel.entry, product.kernel.entry) == ("gemm_list_maps_sm90", "gemm_sm90")
+    assert maps.kernel.grid(p, GROUPED[0], H200) == 3
+    assert product.kernel.grid(p, GROUPED[0], H200) == 132
+    given = LISTS.tensor_maps(p, GROUPED[0], H200)
+    assert {n: x.box[:2] for n, x in given.items()} == {
+        "a_map": (64, 128),
+        "b_map": (64, 32),
+        "c_map": (64, 64),
+        "residual_map": (64, 64),
+    }
+    for tile in (*GROUPED, GROUPED_PING_PONG):
+        assert LISTS.shared_bytes(p.spec, tile) * tile.blocks <= SHARED_BYTES

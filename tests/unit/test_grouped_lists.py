@@ -214,7 +214,8 @@ def test_results_that_are_new_are_not_added_to(beta: float, captured: bool, serv
     infos = {n: describe(x, n) for n, x in arrays.items()}
     options = values_of(ListOptions)(alpha=1, beta=0, out_dtype=None, precision=None, products=2)
     copied = []
-    on: Any = SimpleNamespace(captures=lambda: captured, copied=copied.append)
+    device = infos["a[0]"].device
+    on: Any = SimpleNamespace(captures=lambda: captured, copied=copied.append, device=device)
     function = list_function(on, infos, names, options, None)
     order = [infos[n] for n in names]
     factors, _ = split_of(options).parted(

@@ -16,7 +16,7 @@ from kernelseam.descriptors.gemm.options import ListOptions
 from kernelseam.dispatch import check_name
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, format_value
-from kernelseam.kernels.listed import ListedKernels
+from kernelseam.kernels.listed import WORKSPACE_WORDS, ListedKernels
 from kernelseam.kernels.tracing import Enqueue
 from kernelseam.ops.array_call import Infos
 from kernelseam.ops.calling import operate
@@ -189,22 +189,33 @@ def _function(
         found = lists.launches(at, layouts, now.alpha, now.beta, is_new)
         if found is None:
             return None
+        if not found:
+            return made, None, ()
+        kernels = [known.find(x.problem, on.device, implementation) for x in found]
         words = [
             y for x in found for y in (x.addresses.ravel(), table_of(x.problem).view(np.int64))
         ]
-        if not words:
-            return made, None, ()
+        # behind them each launch's workspace, of which nothing is read before it is written
+        sizes = [
+            0 if k is None else k.workspace_words(x.problem)
+            for k, x in zip(kernels, found, strict=True)
+        ]
+        listed = sum(map(len, words))
+        words.append(np.zeros(-listed % WORKSPACE_WORDS + sum(sizes), np.int64))
         staged = on.copied(np.concatenate(words))
         place, launches, kept = staged.data_ptr(), [], packers is _KEPT or len(found) > 1
-        for x in found:
+        workspace = place + 8 * (listed + -listed % WORKSPACE_WORDS)
+        for x, kernel, size in zip(found, kernels, sizes, strict=True):
             groups = x.problem.groups
             addresses = {n: place + 8 * groups * i for i, n in enumerate((*LISTS, TABLE))}
-            kernel = known.find(x.problem, on.device, implementation)
-            launch = None if kernel is None else kernel.packed(x.problem, addresses, kept)
+            launch = (
+                None if kernel is None else kernel.packed(x.problem, addresses, workspace, kept)
+            )
             if launch is None:
                 return None
-            launches.append(launch)
+            launches += launch
             place += 8 * 6 * groups
+            workspace += 8 * size
         return made, staged, tuple(launches)
 
     results = _names(("out",), count)

@@ -19,6 +19,7 @@ enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
 constexpr bool GROUPED_ROWS = Config::GROUPED == 1, GROUPED_K = Config::GROUPED == 3;
+constexpr bool EMPTY_SUMS = GROUPED_K || OF_LISTS;  // a group may sum nothing
 constexpr bool E4M3 = sizeof(T) == 1, SCALES_BY_ROWS = Config::SCALES && !Config::SCALE_K;  // and by columns
 constexpr bool COLUMN_VALUES = Bias::THERE || SCALES_BY_ROWS, PING_PONG = Config::PING_PONG;
 constexpr int BM = Config::BM, BN = Config::BN, GROUPS = Config::GROUPS, STAGES = Config::STAGES, CLUSTER = Config::CLUSTER, BUFFERS = Config::BUFFERS;
@@ -120,8 +121,24 @@ struct Arguments {
 
 // Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.
 KS_DEVICE int first_of_k(const TileCoord& p) { return GROUPED_K ? p.begin : 0; }
-KS_DEVICE int slices_of(const Arguments& a, const TileCoord& p) { return GROUPED_K ? divide_up(p.end - p.begin, BK) : a.slices; }
-KS_DEVICE int end_of_rows(const Arguments& a, const TileCoord& p) { return GROUPED_ROWS ? p.end : a.M; }
+KS_DEVICE int slices_of(const Arguments& a, const TileCoord& p) {
+  return GROUPED_K ? divide_up(p.end - p.begin, BK) : OF_LISTS ? divide_up(p.begin, BK) : a.slices;
+}
+KS_DEVICE int end_of_rows(const Arguments& a, const TileCoord& p) { return GROUPED_ROWS || OF_LISTS ? p.end : a.M; }
+
+// Whether a consumer's rows of a tile are all behind the end of the group: then it leaves them out, as those of a last tile often are.
+KS_DEVICE bool leaves_out(const TileCoord& p, int consumer) {
+  return (GROUPED_ROWS || OF_LISTS) && p.row + 64 * first_rows_of(consumer) >= p.end;
+}
+
+// Of a list's group its maps of A, B and C, which lie behind the origin; `last` is the group whose maps this thread acquired.
+KS_DEVICE const TensorMap* maps_of_list(const Arguments& a, const TileCoord& p, int& last, int first, int end) {
+  const TensorMap* const maps = (const TensorMap*)a.origin + 3 * p.matrix;
+  if (p.matrix != last)
+    for (int i = first; i < end; i++) tensor_map_acquire(maps + i);
+  last = p.matrix;
+  return maps;
+}
 
 // The matrix of a tile: by its number in a list, or by head and batch.
 KS_DEVICE Matrix matrix_of(const Arguments& a, const void* list, const TileCoord& at, int head, int by_head, int by_batch) {

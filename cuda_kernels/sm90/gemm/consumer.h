@@ -3,6 +3,13 @@
 #include "sm90/gemm/epilogue.h"
 #include "sm90/gemm/expression.h"
 #include "sm90/gemm/panels.h"
+#include "sm90/gemm/split_sums.h"
+
+// Of a list's product, as warps store them.
+KS_DEVICE StoredRows rows_of_list(const Arguments& a, const GroupScheduler& s, const TileCoord& p) {
+  return {listed((TC*)a.c, p.matrix), s.groups.of_list(p.matrix, ROW_OF_C), s.groups.of_list(p.matrix, OF_N)};
+}
+StoredRows rows_of_list(const Arguments&, const TileScheduler&, const TileCoord&);  // never called
 
 struct Consumer {
   SharedStorage& storage;
@@ -55,7 +62,7 @@ struct Consumer {
     PipelineState<STAGES> previous = state;
     const int slices = Config::SUMMED ? a.slices * a.batch_group * a.head_group
                        : SPLIT > 1 ? part_of(a.slices, split_rank).count : slices_of(a, p);
-    if (GROUPED_K)  // a group may be empty
+    if (EMPTY_SUMS)
 #pragma unroll
       for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -83,7 +90,7 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < MT; i++) {
           Wgmma<T, BN>::template ss<Config::A_TRANSPOSED, !Config::B_TRANSPOSED>(
-              acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), GROUPED_K || (s | k));
+              acc[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), advanced(b_descriptor, k * B_STEP), EMPTY_SUMS || (s | k));
           if (RowSums::THERE && summing)
             Wgmma<Half, 8>::template ss<Config::A_TRANSPOSED, 0>(
                 sums[i], advanced(a_descriptor, i * ROWS_BYTES + k * A_STEP), ones, 1);
@@ -99,7 +106,7 @@ struct Consumer {
       named_barrier_arrive(TURN + 1 - group, CONSUMERS);  // the other's products go on behind these
     }
     wgmma_wait<0>();
-    if (!GROUPED_K || slices) release(previous);
+    if (!EMPTY_SUMS || slices) release(previous);
   }
 
   // Of e4m3, of whose sums the units keep few bits: those of a slice alone, which float32 additions sum up. Another consumer's
@@ -277,40 +284,6 @@ struct Consumer {
       for (int e = 0; e < BN / 2; e++) acc[i][e] *= x.of[i][e >> 1 & 1];
   }
 
-  // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring: behind the source tiles.
-  KS_DEVICE u32 partial_place(int from, int e) const {
-    const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
-    static_assert(SPLIT == 1 || STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
-    const int stage = (part_slices(a.slices) + a.source_stages() + row / STAGE_BYTES) % STAGES;
-    return shared_address(storage.stages[stage]) + row % STAGE_BYTES + (group * 128 + thread()) * 16;
-  }
-  // Adds up a cluster's sums in its first block; false in the others, which are done.
-  KS_DEVICE bool add_up(float (&acc)[MT][BN / 2]) const {
-    cluster_barrier();  // the first block's ring has been read
-    if (split_rank)
-#pragma unroll
-      for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int e = 0; e < BN / 2; e += 4) {
-          const float* const x = &acc[i][e];
-          store_at(partial_place(split_rank, i * (BN / 2) + e), 0, x[0], x[1], x[2], x[3]);
-        }
-    cluster_barrier();
-    if (split_rank) return false;
-#pragma unroll 1
-    for (int from = 1; from < SPLIT; from++)
-#pragma unroll
-      for (int i = 0; i < MT; i++)
-#pragma unroll
-        for (int e = 0; e < BN / 2; e += 4) {
-          float x[4];
-          load_four(partial_place(from, i * (BN / 2) + e), x);
-#pragma unroll
-          for (int n = 0; n < 4; n++) acc[i][e + n] += x[n];
-        }
-    return true;
-  }
-
   KS_DEVICE void store_sums(const float (&sums)[MT][4], const TileCoord& p) const {
     auto* const to = (typename RowSums::type*)a.sums + p.batch * a.sums_batch + p.head * a.sums_head;
 #pragma unroll
@@ -388,13 +361,36 @@ struct Consumer {
       }
   }
 
+  // Of the ring, that the other consumer's tile t takes.
+  KS_DEVICE int stages_of(int t) const {
+    if constexpr (OF_LISTS) return t < scheduler.total ? slices_of(a, scheduler.tile(t, rank)) + a.source_stages() : 0;
+    else return a.stages();
+  }
+
+  // Releases what comes for a tile whose rows it leaves out, in its turns.
+  KS_DEVICE void leave_out(const TileCoord& p) {
+    if (PING_PONG) named_barrier_sync(TURN + group, CONSUMERS);
+#pragma unroll 1
+    for (int stages = slices_of(a, p) + a.source_stages(); stages > 0; stages--, state.advance()) {
+      ring.wait_full(state);
+      if (Config::IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS), named_barrier_arrive(TURN + 1 - group, CONSUMERS);
+      release(state);
+    }
+    if (PING_PONG) named_barrier_arrive(TURN + 1 - group, CONSUMERS);
+  }
+
   KS_DEVICE void run(int first, int step) {
     if ((Config::IN_TURNS || PING_PONG) && group == 1) named_barrier_arrive(TURN, CONSUMERS);
-    if (PING_PONG && group == 1) state.advance(a.stages());
+    if (PING_PONG && group == 1) state.advance(stages_of(first));
     const OwnTiles own = own_tiles(group, first, step);
 #pragma unroll 1
     for (int t = own.first; t < scheduler.total; t += own.step) {
       const TileCoord p = scheduler.tile(t, rank);
+      if (leaves_out(p, group)) {
+        leave_out(p);
+        if (PING_PONG) state.advance(stages_of(t + step));
+        continue;
+      }
       float bias_fragment[divide_up(BN, 128)] = {};
       if constexpr (Bias::THERE) {
         const auto* bias = Config::POINTERS ? listed((const Bias::type*)a.bias, p.matrix)
@@ -406,7 +402,8 @@ struct Consumer {
         }
       }
       StoredRows c{(TC*)a.c, a.c_row, a.N / PER_COLUMN};
-      if (GROUPED_K) c.base += p.batch * a.c_batch;
+      if constexpr (OF_LISTS && Config::STORE == ROWS) c = rows_of_list(a, scheduler, p);
+      else if (GROUPED_K) c.base += p.batch * a.c_batch;
       else if (Config::STORE == ROWS && !GROUPED_ROWS) c.base = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c.base + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
       float sums[MT][4];
@@ -420,7 +417,7 @@ struct Consumer {
       else mainloop(acc, sums, summing, p);
       if (summing) store_sums(sums, p);
       if constexpr (SPLIT > 1) {
-        if (!add_up(acc)) return;
+        if (!SplitSums{storage, a, split_rank, group * 128 + thread()}.add_up(acc)) return;
       }
       if constexpr (SCALES_BY_ROWS) multiply_by_scales(acc, scales);
       if (a.alpha != 1.f)
@@ -444,7 +441,7 @@ struct Consumer {
         apply_epilogue(acc, a.epilogue, p, p.row + first_row(at), a.N / PER_COLUMN, at & 3);
       }
       store<false>(acc, p, c);
-      if (PING_PONG) state.advance(a.stages());  // the other's tile
+      if (PING_PONG) state.advance(stages_of(t + step));  // the other's tile
     }
   }
 };

@@ -18,7 +18,7 @@ struct EpilogueStore {
   const Result& result;
   int rank, group;
   PipelineState<SLOTS> out_state{0, 0};
-  int batches = 0;
+  int batches = 0, last = -1;
 
   // A tile's panels; store(from, panel, row) issues the stores of one.
   template<int PANELS, class Store> KS_DEVICE void panels(const TileCoord& p, Store store) {
@@ -44,6 +44,7 @@ struct EpilogueStore {
 #pragma unroll 1
     for (int t = own.first; t < scheduler.total; t += own.step) {
       const TileCoord p = scheduler.tile(t, rank);
+      if (leaves_out(p, group)) continue;
       if constexpr (Config::PREACTIVATION) {
         const Matrix sums = sums_matrix(a, p);
         panels<SUM_PANELS>(p, [&](u32 from, int panel, int row) {
@@ -53,8 +54,11 @@ struct EpilogueStore {
         });
       }
       const Matrix c = result.matrix(a, p);
+      const TensorMap* own = &maps.c;
+      if constexpr (OF_LISTS) own = maps_of_list(a, p, last, 2, 3) + 2;
+      const Maps to{maps.a, maps.b, *own, maps.residual, maps.a1, maps.a2, maps.c1, maps.c2, maps.sums};
       panels<C_PANELS>(p, [&](u32 from, int panel, int row) {
-        result.store_boxes(maps, a, from, c, result_column(p) + C_COLUMNS * panel, BN / PER_COLUMN - C_COLUMNS * panel, row, policy);
+        result.store_boxes(to, a, from, c, result_column(p) + C_COLUMNS * panel, BN / PER_COLUMN - C_COLUMNS * panel, row, policy);
       });
     }
     tma_store_wait<0>();

@@ -18,6 +18,7 @@
 // Grouped products (GROUPED, groups.h) are divided along M or K by offsets in device memory. A tile at the end of a group has rows
 // of the next, which warps that store do not store, nor the TMA unit, whose boxes are whole or left to the warps; along K a group's
 // last slice is cleared behind the group's end before it is multiplied.
+// Lists of products (list_maps.h) have sizes, strides and tensor maps of their own for each group.
 // Rows of A may be gathered (gather.h), rows of C scattered and multiplied by factors: then warps store them.
 // Results go to a matrix (result.h), or to the heads of q, k and v, rotated or not, in strided memory or pages (heads.h).
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
@@ -79,7 +80,7 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
   else block_barrier();
   earlier_kernels_wait();
   next_kernel_launch();
-  if constexpr (GROUPED_ROWS) make_table<THREADS>(groups_of(storage), groups);
+  if constexpr (HAS_TABLE) make_table<THREADS>(groups_of(storage), groups);
   auto scheduler = [&]() -> decltype(auto) {
     if constexpr (Config::GROUPED) return GroupScheduler(order, groups, groups_of(storage));  // of each role its own, as `first`
     else return (order);
@@ -87,7 +88,7 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
 
   if (group == GROUPS) {
     if (Config::PRODUCER_REGISTERS) registers_dealloc<Config::PRODUCER_REGISTERS>();
-    // add_up's barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
+    // SplitSums' barriers: of all warps, whose stores wait for what comes after them, and whose loads for what comes before.
     if (SPLIT > 1 && warp > 0) cluster_barrier(), cluster_barrier();
     if constexpr (Config::GATHERED) {
       GatheringProducer{storage, maps, ring, arguments, scheduler(), gathered, (int)thread_index() - CONSUMERS}.run(first(), step);

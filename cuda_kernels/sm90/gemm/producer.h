@@ -17,7 +17,11 @@ struct Producer {
   const Result& result;
   int rank, split_rank;
   PipelineState<STAGES> state{0, 1};
+  const TensorMap* of_list = nullptr;  // a group's maps
+  int last = -1;
 
+  KS_DEVICE const TensorMap& b_map() const { return OF_LISTS ? of_list[1] : maps.b; }
+  KS_DEVICE const TensorMap& c_map() const { return OF_LISTS ? of_list[2] : maps.c; }
   KS_DEVICE int b_part() const { return B_PARTS > 1 ? rank : 0; }
 
   // The next tile; for lists also its addresses, read a tile ahead to hide their latency.
@@ -55,6 +59,7 @@ struct Producer {
     return x;
   }
   KS_DEVICE const TensorMap& a_map(int segment) const {
+    if (OF_LISTS) return of_list[0];
     if (!Config::SEGMENTED) return maps.a;
     return segment == 0 ? maps.a : segment == 1 ? maps.a1 : maps.a2;
   }
@@ -98,12 +103,12 @@ struct Producer {
     auto load_b_of = [&](int offset, int x0, int x1, int x2) {
       constexpr int ALL = (1 << CLUSTER) - 1;
       if (Config::B_FIRST && !Result::ORDERED && (i64)a.N * a.slices > KEPT_BYTES / 128) {
-        if (B_PARTS == 1) tma_load(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, mostly_evict_first());
-        else tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, ALL, mostly_evict_first());
+        if (B_PARTS == 1) tma_load(to_b + offset, b_map(), full, x0, x1, x2, x.b.x3, mostly_evict_first());
+        else tma_load_multicast(to_b + offset, b_map(), full, x0, x1, x2, x.b.x3, ALL, mostly_evict_first());
       } else if (B_PARTS == 1) {
-        tma_load(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3);
+        tma_load(to_b + offset, b_map(), full, x0, x1, x2, x.b.x3);
       } else {
-        tma_load_multicast(to_b + offset, maps.b, full, x0, x1, x2, x.b.x3, ALL);
+        tma_load_multicast(to_b + offset, b_map(), full, x0, x1, x2, x.b.x3, ALL);
       }
     };
     auto load_b = [&](int offset, int x0, int x1) { load_b_of(offset, x0, x1, x.b.x2); };
@@ -153,6 +158,7 @@ struct Producer {
       const Operands x = operands(next);
       if (!Config::JOINED && t + step < scheduler.total) next = find(t + step);
       const Boxes boxes = boxes_of(x.tile);
+      if constexpr (OF_LISTS) of_list = maps_of_list(a, x.tile, last, 0, a.beta != 0 ? 3 : 2);
       if (Config::SUMMED) {
 #pragma unroll 1
         for (int batch = 0; batch < a.batch_group; batch++)
@@ -173,7 +179,7 @@ struct Producer {
 #pragma unroll 1
         for (int s = 0; s < slices; s++) load_slice(x, boxes, from + s * BK);
       }
-      if (!Config::HEADS && !Config::PAIRS && a.beta != 0) load_source(maps.c, x.tile, c_matrix(a, x.tile));
+      if (!Config::HEADS && !Config::PAIRS && a.beta != 0) load_source(c_map(), x.tile, c_matrix(a, x.tile));
       if (Config::RESIDUAL)
         load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));
     }

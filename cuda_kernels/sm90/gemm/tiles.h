@@ -10,7 +10,7 @@
 constexpr int GROUP_ROWS = Config::GROUP_ROWS;
 
 // A tile of C: its first row and column; the index, head and batch of its matrix. Of a grouped product the batch is the group;
-// begin and end are those of its part of the grouped axis.
+// begin and end are those of its part of the grouped axis. Of a list the matrix is the group, whose maps have one, and they are its K and M.
 struct TileCoord { int row, column, matrix, head, batch, begin, end; };
 
 // The launch's tiles, computed on the host; the tiles of a cluster count as one.

@@ -23,6 +23,8 @@ from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.gemm_case import case as gemm
 from kernelseam.samples.grouped_case import GroupedCase
 from kernelseam.samples.grouped_case import case as grouped
+from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
+from kernelseam.samples.grouped_pointers_case import case as listed
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.projection_case import ProjectionCase
 from kernelseam.samples.projection_case import case as projection
@@ -262,6 +264,20 @@ def _grouped() -> Iterator[GroupedCase]:
     yield grouped("bf16-k-tn", "many-tiles-integers", sizes=few, M=392, N=264, data="integers")
 
 
+def _lists() -> Iterator[GroupedPointersCase]:
+    # Products of no rows, no sum, one tile and many, with more slices than a ring or fewer.
+    many = ((97 * i % 401, 8 + 72 * i % 640, 8 + 56 * i % 600) for i in range(120))
+    sizes = ((0, 24, 8), (70, 40, 0), *many)
+    for kind in ("bf16-nn", "bf16-nt", "f16-tn"):
+        yield listed(kind, "many-tiles", sizes=sizes)
+        yield listed(kind, "many-tiles-device", sizes=sizes, view="device")
+    odd = tuple((m, n + 3, k) for m, n, k in sizes)
+    yield listed("bf16-nn", "many-tiles-odd-columns", sizes=odd)
+    yield listed("bf16-nt", "many-tiles-beta", sizes=sizes, alpha=2.5, beta=-0.5)
+    yield listed("f16-nt", "many-tiles-to-f32", sizes=sizes, dtype_c=DType.float32)
+    yield listed("bf16-nn", "many-tiles-integers", sizes=sizes, data="integers")
+
+
 def _gemm() -> Iterator[GemmCase]:
     # Tiles that end within the matrix, and sums of more blocks than a ring has stages, the last of
     # them short.
@@ -362,6 +378,7 @@ def _all() -> dict[str, Case]:
     results += [replace(c, group=group) for c in _gradients()]
     results += [replace(c, group=group) for c in _projections()]
     results += [replace(c, group=group) for c in _grouped()]
+    results += [replace(c, group=group) for c in _lists()]
     assert len({c.name for c in results}) == len(results)
     return {c.name: c for c in results}
 

@@ -34,7 +34,9 @@ GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
     f"sm90/gemm/{name}.h"
     for name in ("gemm", "matrix", "producer", "consumer", "epilogue", "tiles")
 )
-GEMM_EXPRESSION, GEMM_PANELS = "sm90/gemm/expression.h", "sm90/gemm/panels.h"
+GEMM_EXPRESSION, GEMM_PANELS, GEMM_SPLIT_SUMS = (
+    f"sm90/gemm/{name}.h" for name in ("expression", "panels", "split_sums")
+)
 GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES, GEMM_GROUPS, TF32_CONSUMER = (
     f"sm90/gemm/{name}.h" for name in ("heads", "block", "scale_loader", "groups", "tf32_consumer")
 )
@@ -594,8 +596,8 @@ MUTANTS = (
     _mutant(
         "not-to-the-whole-cluster",
         GEMM_PRODUCER,
-        "maps.b, full, x0, x1, x2, x.b.x3, ALL);",
-        "maps.b, full, x0, x1, x2, x.b.x3, 1 << rank);",
+        "b_map(), full, x0, x1, x2, x.b.x3, ALL);",
+        "b_map(), full, x0, x1, x2, x.b.x3, 1 << rank);",
         ONE,
         "a block keeps its part of B, and the other waits for ever",
     ),
@@ -699,6 +701,38 @@ MUTANTS = (
         "grouped-gemm-bf16-k-tn-many-tiles",
         "a group's last slice is multiplied with rows of the next",
     ),
+    _mutant(
+        "beyond-the-map-of-a-list",
+        GEMM_GROUPS,
+        "group, 0, 0, groups.of_list",
+        "group, 0, group, groups.of_list",
+        "grouped-lists-bf16-nn-many-tiles",
+        "TMA stores matrix number g of a map that has one",
+    ),
+    _mutant(
+        "maps-of-the-list-before",
+        GEMM_BLOCK,
+        "  if (p.matrix != last)\n",
+        "  if (last < 0)\n",
+        "grouped-lists-bf16-nn-many-tiles",
+        "maps of a launch before, which the unit may have kept, are taken for a group's",
+    ),
+    _mutant(
+        "a-last-band-as-high",
+        GEMM_GROUPS,
+        "high = min_of(even, rows - band * even);",
+        "high = even;",
+        "grouped-lists-bf16-nn-many-tiles",
+        "a group's last band of tiles has as many rows as the others",
+    ),
+    _mutant(
+        "stages-of-the-largest-product",
+        GEMM_CONSUMER,
+        "t < scheduler.total ? slices_of(a, scheduler.tile(t, rank)) + a.source_stages() : 0",
+        "a.stages()",
+        "grouped-lists-bf16-nt-many-tiles",
+        "a consumer passes over as many slices of the other's tile as the largest product has",
+    ),
     # ---- heads, and parts of a sum
     _mutant(
         "upper-half-first",
@@ -728,7 +762,7 @@ MUTANTS = (
     ),
     _mutant(
         "one-part-left-out",
-        GEMM_CONSUMER,
+        GEMM_SPLIT_SUMS,
         "for (int from = 1; from < SPLIT; from++)",
         "for (int from = 2; from < SPLIT; from++)",
         FEW_TOKENS,

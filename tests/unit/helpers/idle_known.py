@@ -153,7 +153,7 @@ def compare_lists(device: Any, count: int, counts: Counter[str], differ: list[st
         pointers = {r.name: _FIRST * (i + 1) for i, r in enumerate(problem.operands)}
         kernel = kernels.find(problem, device, None)
         bound.clear()
-        if kernel is None or kernel.packed(problem, pointers, True) is None:
+        if kernel is None or kernel.packed(problem, pointers, 0, True) is None:
             differ.append(f"not packed: {problem}")
             continue
         actual = [*bound]

@@ -17,6 +17,7 @@ from kernelseam_cuda.sm90.attention_e4m3 import HopperE4m3Attention
 from kernelseam_cuda.sm90.attention_prefix import PREFIX_GROUPS
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.grouped import HopperGroupedGemm
+from kernelseam_cuda.sm90.grouped_lists import HopperListedGemm
 from kernelseam_cuda.sm90.heads import HopperHeads
 from kernelseam_cuda.sm90.latent import HopperLatent
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
@@ -51,6 +52,7 @@ KERNELS = (
     HopperLatent(),
     _GEMM,
     HopperGroupedGemm(),
+    HopperListedGemm(),
     HopperTf32Gemm(),
     HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
     HopperProjection("output_projection", joined.output(_GEMM)),
@@ -67,6 +69,7 @@ __all__ = [
     "HopperGroupedGemm",
     "HopperHeads",
     "HopperLatent",
+    "HopperListedGemm",
     "HopperProjection",
     "HopperTf32Gemm",
 ]

@@ -93,6 +93,29 @@ def grouped_tensor_maps(p: GroupedGemmProblem, tile: HopperGemmTile) -> dict[str
     return result
 
 
+def list_tensor_maps(s: GemmSpec, tile: HopperGemmTile) -> dict[str, TensorMap]:
+    """What maps of a list's matrices have in common; list_maps.h replaces where they are, their
+    extents and row strides. They begin in the workspace."""
+    k = slice_of(s)
+    a_box = (k, k) if s.a_transposed else (k, tile.bm)
+    boxes = {"a_map": a_box, "b_map": _b_box(s, tile, tile.cluster), "c_map": _c_box(s, tile)}
+
+    def one(name: str, box: tuple[int, int]) -> TensorMap:
+        dtype = s.dtype_c if name[0] == "c" else s.dtype
+        return TensorMap(
+            "",
+            dtype,
+            (*box, 1, 1),
+            (1, box[0], box[0], box[0]),
+            (*box, 1, 1),
+            swizzle=box[0] * dtype.itemsize,
+            l2_promotion=256,
+        )
+
+    result = {n: one(n, box) for n, box in boxes.items()}
+    return {**result, "residual_map": result["c_map"]}
+
+
 def _b_box(s: GemmSpec, tile: HopperGemmTile, parts: int) -> tuple[int, int]:
     """``parts``: blocks that load a part of a slice of B each."""
     k = slice_of(s)

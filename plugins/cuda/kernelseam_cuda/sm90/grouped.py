@@ -53,7 +53,7 @@ from kernelseam_cuda.sm90.tiles import (
 
 MAX_GROUPS = 1024
 """Whose rows of tiles fit the table in shared memory."""
-_TABLE_BYTES = 4 * (MAX_GROUPS + 1 + 32 + 3)
+TABLE_BYTES = 4 * (MAX_GROUPS + 1 + 32 + 3)
 _GATHERING_REGISTERS = 56, 224
 """Of two consumers: a thread that gathers has the addresses of eight rows."""
 _GATHERED = Structure((("a_row", "i32"), ("K", "i32")), ("a_row", "K"))
@@ -175,7 +175,7 @@ class HopperGroupedGemm(HopperKernel):
     def shared_bytes(self, spec: GroupedGemmSpec, tile: HopperGemmTile) -> int:
         blocks = spec.product.scale_block is not None
         columns = spec.product.scales and not blocks
-        table = _TABLE_BYTES if spec.along == "m" else 4 * (1 + 32 + 3)
+        table = TABLE_BYTES if spec.along == "m" else 4 * (1 + 32 + 3)
         return tile.shared_bytes(columns, False, blocks, table)
 
     def values(

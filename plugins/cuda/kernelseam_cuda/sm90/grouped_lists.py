@@ -1,0 +1,302 @@
+"""Kernel definitions of cuda_kernels/sm90/gemm/gemm.h for lists of products, and of list_maps.h,
+which makes their tensor maps before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.costs import Work, predicted
+from kernelseam.descriptors.gemm.grouped_pointers_problem import (
+    TABLE,
+    GroupedGemmPointersProblem,
+    GroupedGemmPointersSpec,
+)
+from kernelseam.descriptors.gemm.problem import GemmSpec
+from kernelseam.dtypes import DType
+from kernelseam.kernels.config import Constants
+from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.elements import divide_up, refuse_row_strides
+from kernelseam.kernels.gemm.grouped import GROUPS, with_groups
+from kernelseam.kernels.signature import Signature
+from kernelseam.symbolic import least
+
+from kernelseam_cuda.sm90.constants import HOPPER
+from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.gemm_cost import work as work_of
+from kernelseam_cuda.sm90.gemm_maps import MAPS, list_tensor_maps
+from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, order_values, slice_of
+from kernelseam_cuda.sm90.grouped import MAX_GROUPS, TABLE_BYTES
+from kernelseam_cuda.sm90.tiles import GROUPED, GROUPED_PING_PONG, REGISTERS, HopperGemmTile
+from kernelseam_cuda.toolchain import sources
+
+_GEMM = HopperGemm()
+_BY_LIST = 4
+"""What groups.h calls BY_LIST."""
+_MAP_BYTES, _OF_GROUP = 128, 3
+_WARPS = 4
+"""That make maps in a block, of a group each."""
+_SECONDS = 3e-6
+"""That they take."""
+
+
+class HopperListMaps(KernelDefinition):
+    """The tensor maps of each group's A, B and C, in the workspace."""
+
+    operation = "grouped_gemm_pointers"
+    name = "sm90"
+    archs = ("sm_90a",)
+    entry = "gemm_list_maps_sm90"
+    source = "sm90/gemm/list_maps.h"
+    texts = HOPPER
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: Any, row: ArchRow) -> str | None:
+        return None  # what it is launched for looks
+
+    def tiles(self, spec: Any, row: ArchRow) -> tuple[HopperGemmTile, ...]:
+        return GROUPED[:1]
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> HopperGemmTile:
+        return GROUPED[0]
+
+    def constants(
+        self, spec: GroupedGemmPointersSpec, tile: HopperGemmTile, row: ArchRow
+    ) -> Constants:
+        own = ("T", "TC", "A_TRANSPOSED", "B_TRANSPOSED", "GATHERED", "SCATTERED")
+        constants = _GEMM.constants(spec.product, tile, row)
+        return {**{n: constants[n] for n in own}, "GROUPED": _BY_LIST}
+
+    def signature(self, spec: GroupedGemmPointersSpec) -> Signature:
+        return Signature(
+            (
+                *((m, "tensor_map") for m in MAPS[:_OF_GROUP]),
+                *((p, "pointer") for p in ("a", "b", "c", "maps")),
+                ("groups", GROUPS),
+            ),
+            generated=True,
+            in_place=True,
+        )
+
+    def grid(self, problem: Any, tile: HopperGemmTile, device: Device) -> int:
+        return divide_up(problem.groups, _WARPS)
+
+    def config(
+        self, problem: Any, tile: HopperGemmTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        return replace(super().config(problem, tile, row, device), programmatic=True)
+
+    def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
+        return row.warp_size * _WARPS
+
+    def shared_bytes(self, spec: Any, tile: HopperGemmTile) -> int:
+        return 0
+
+    def values(
+        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, int | float]:
+        return {"group_count": problem.groups, "capacity": 0}
+
+    def pointers(self, spec: GroupedGemmPointersSpec) -> dict[str, str]:
+        lists = {"a": "A_ptrs", "b": "B_ptrs", "c": "C_ptrs"}
+        return {**lists, "maps": "", "offsets": TABLE}
+
+    def tensor_maps(
+        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, TensorMap]:
+        maps = list_tensor_maps(problem.spec.product, tile)
+        return {n: maps[n] for n in MAPS[:_OF_GROUP]}
+
+    def work(self, problem: Any, tile: HopperGemmTile, device: Device) -> Work:
+        blocks = self.grid(problem, tile, device)
+        return Work(problem.groups * _OF_GROUP * _MAP_BYTES, blocks, block_seconds=_SECONDS)
+
+
+_LIST_MAPS = HopperListMaps()
+
+
+class HopperListedGemm(KernelDefinition):
+    """Products of 16 bits of sizes of their own, by the persistent blocks of the GEMM."""
+
+    operation = "grouped_gemm_pointers"
+    name = "sm90"
+    archs = ("sm_90a",)
+    entry = _GEMM.entry
+    source = _GEMM.source
+    multiplies = True
+    texts = HOPPER
+
+    def sources(self) -> Mapping[str, str]:
+        return sources()
+
+    def refuse(self, problem: GroupedGemmPointersProblem, row: ArchRow) -> str | None:
+        p, product = problem, problem.spec.product
+        if product.dtype.itemsize != 2:
+            return f"it takes lists of bfloat16 and float16, not of {product.dtype}"
+        if p.groups > MAX_GROUPS:
+            return f"{p.groups} groups: it takes {MAX_GROUPS}"
+        if not p.reads_inputs:
+            return "there is nothing to multiply"
+        if reason := _GEMM.refuse(replace(p.even, M=max(p.even.M, 1), K=max(p.even.K, 1)), row):
+            return reason
+        if not self.offered(p):
+            return f"it needs {MAX_TILES} tiles or more"
+        a, b, c = (max(rows) for rows in zip(*p.row_strides, strict=True))
+        return refuse_row_strides(stride_a_row=a, stride_b_row=b, stride_c_row=c)
+
+    def tiles(self, spec: GroupedGemmPointersSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
+        product = spec.product
+        turns = product.dtype_c.itemsize == 2 and not product.a_transposed
+        return GROUPED + ((GROUPED_PING_PONG,) if turns else ())
+
+    def offered(self, p: GroupedGemmPointersProblem) -> tuple[HopperGemmTile, ...]:
+        return tuple(t for t in self.tiles(p.spec, None) if self.stores(p, t))  # type: ignore[arg-type]
+
+    def stores(self, p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> bool:
+        """Whether tiles can be counted, and stored: TMA stores chunks of 16 bytes whole."""
+        whole = bool((p.table[:, 1] * p.spec.product.dtype_c.itemsize % 16 == 0).all())
+        if tile.ping_pong and p.beta:
+            return False
+        return tile_count(p, tile) < MAX_TILES and (whole or tile.store == "rows")
+
+    def takes(
+        self,
+        problem: GroupedGemmPointersProblem,
+        tile: HopperGemmTile,
+        row: ArchRow,
+        device: Device,
+    ) -> bool:
+        return problem.groups <= MAX_GROUPS and self.stores(problem, tile)
+
+    def tile(
+        self, problem: GroupedGemmPointersProblem, row: ArchRow, device: Device
+    ) -> HopperGemmTile:
+        """The one with the least predicted time."""
+        return min(
+            self.offered(problem),
+            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
+        )
+
+    def variants(
+        self, problem: GroupedGemmPointersProblem, row: ArchRow, device: Device
+    ) -> Mapping[str, HopperGemmTile]:
+        tiles = (self.tile(problem, row, device), *self.offered(problem))
+        return {t.name: t for t in tiles}
+
+    def launches(
+        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
+    ) -> Launches:
+        own = Launch(_LIST_MAPS, problem, tile, dict.fromkeys((*MAPS[:_OF_GROUP], "maps"), 0))
+        product = Launch(self, problem, tile, dict.fromkeys((*MAPS, "origin"), 0))
+        return Launches((own, product), max(problem.groups, 1) * _OF_GROUP * _MAP_BYTES)
+
+    def constants(
+        self, spec: GroupedGemmPointersSpec, tile: HopperGemmTile, row: ArchRow
+    ) -> Constants:
+        producer, consumer = REGISTERS[tile.groups]
+        return {
+            **_GEMM.constants(spec.product, tile, row),
+            "POINTERS": False,
+            "GROUPED": _BY_LIST,
+            "PRODUCER_REGISTERS": producer,
+            "CONSUMER_REGISTERS": consumer,
+            "SHARED_BYTES": self.shared_bytes(spec, tile),
+        }
+
+    def signature(self, spec: GroupedGemmPointersSpec) -> Signature:
+        return with_groups(_GEMM.signature(spec.product))
+
+    def grid(
+        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
+    ) -> int:
+        clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
+        return least(tile_count(problem, tile), clusters) * tile.cluster
+
+    def config(
+        self,
+        problem: GroupedGemmPointersProblem,
+        tile: HopperGemmTile,
+        row: ArchRow,
+        device: Device,
+    ) -> LaunchConfig:
+        """Its blocks set up their barriers while the maps are made."""
+        plain = super().config(problem, tile, row, device)
+        return replace(plain, cluster=(tile.cluster, 1, 1), programmatic=True)
+
+    def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
+        return _GEMM.threads(tile, row)
+
+    def shared_bytes(self, spec: GroupedGemmPointersSpec, tile: HopperGemmTile) -> int:
+        return tile.shared_bytes(False, table=TABLE_BYTES)
+
+    def values(
+        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, int | float]:
+        p, (m, n, k) = problem, problem.most
+        return {
+            **_GEMM.values(replace(p.even, batch=1), tile, device),
+            **order_values(replace(p.even, batch=1), tile),
+            **dict.fromkeys(("a_head_step", "a_batch_step", "b_head_step", "b_batch_step"), 0),
+            "M": m,
+            "N": n,
+            "slices": divide_up(k, slice_of(p.spec.product)),
+            "group_count": p.groups,
+            "capacity": 0,
+            "alpha": p.alpha,
+            "beta": p.beta,
+        }
+
+    def pointers(self, spec: GroupedGemmPointersSpec) -> dict[str, str]:
+        return {**_GEMM.pointers(spec.product), "offsets": TABLE}
+
+    def tensor_maps(
+        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
+    ) -> dict[str, TensorMap]:
+        return list_tensor_maps(problem.spec.product, tile)
+
+    def work(
+        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
+    ) -> Work:
+        """Of the tiles that there are, as long as their groups sum; the rest as of groups of one
+        size."""
+        p, even = problem, replace(problem.even, whole_lines=True)  # as allocators place matrices
+        work, size = work_of(even, tile, device), slice_of(p.spec.product)
+        slice_operations = work.operations / divide_up(even.K, size)
+        counts, slices = tile_counts(p, tile), -(-p.table[:, 2] // size)
+        total = max(int(counts.sum()), 1)
+        return replace(
+            work,
+            bytes=work.bytes + p.bytes_moved - even.bytes_moved,
+            blocks=total * tile.cluster,
+            operations=slice_operations * int((counts * slices).sum()) / total,
+            longest=slice_operations * int(slices[counts > 0].max(initial=0)),
+        )
+
+    def covering(self) -> Iterable[Covered]:
+        f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
+        for product in (
+            GemmSpec(bf16, bf16, f32, view="pointers"),
+            GemmSpec(bf16, bf16, f32, b_transposed=True, view="pointers"),
+            GemmSpec(f16, f32, f32, a_transposed=True, view="pointers"),
+        ):
+            spec = GroupedGemmPointersSpec(product)
+            yield Covered(self, spec, often=not product.a_transposed)
+        yield Covered(_LIST_MAPS, spec)
+
+
+def tile_counts(p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> npt.NDArray[np.int64]:
+    """Tiles of each product, those of a cluster counted as one."""
+    m, n = p.table[:, 0], p.table[:, 1]
+    return -(-m // (tile.bm * tile.cluster)) * -(-n // tile.bn)
+
+
+def tile_count(p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> int:
+    """Of all of them."""
+    return int(tile_counts(p, tile).sum())
