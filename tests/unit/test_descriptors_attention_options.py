@@ -180,13 +180,6 @@ def test_visible_pairs_are_counted(left: int | None, right: int | None) -> None:
 # ---------------------------------------------------------------- what a descriptor refuses
 
 MESSAGES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"dtype": None},
-        (
-            "dtype = None: must be named where q, k, v and out are no arrays. For example "
-            "dtype='float16'."
-        ),
-    ),
     # fields of an operand that is not there
     (
         {"dtype_bias": "float32"},
@@ -196,21 +189,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"stride_bias_row": 0},
         "stride_bias_row = 0: describes bias. Give bias too (0: it will be bound).",
     ),
-    (
-        {"stride_mask_column": 3},
-        "stride_mask_column = 3: describes mask. Give mask too (0: it will be bound).",
-    ),
-    (
-        {"stride_alibi_batch": 0},
-        (
-            "stride_alibi_batch = 0: describes alibi_slopes. Give alibi_slopes too (0: it will be "
-            "bound)."
-        ),
-    ),
-    (
-        {"stride_table_row": 4},
-        "stride_table_row = 4: describes block_table. Give block_table too (0: it will be bound).",
-    ),
     # element types
     (
         {"dtype_out": "bfloat16"},
@@ -219,13 +197,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (
         {"dtype": "float32", "dtype_out": "float16"},
         "dtype_out = float16: must be float32. Leave it out for q's dtype.",
-    ),
-    (
-        {"dtype_out": "int32"},
-        (
-            "dtype_out = int32: must be one of float16, bfloat16, float32, float64. Convert the "
-            "array or name one of these."
-        ),
     ),
     (
         {"out": np.zeros((2, 4, 5, 8))},
@@ -277,11 +248,9 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"batch_invariant": 1}, "batch_invariant = 1: must be True or False. Pass a bool."),
     ({"causal": "yes"}, "causal = yes: must be True or False. Pass a bool."),
     ({"window": 3}, "window = 3: must be (left, right). For example (127, 0)."),
-    ({"window": (1, 2, 3)}, "window = (1, 2, 3): must be (left, right). For example (127, 0)."),
     ({"window": (-1, 0)}, f"window[0] = -1: {COUNT}"),
     ({"window": (0, 1.0)}, "window[1] = 1.0: must be an integer. Pass an int."),
     ({"softcap": 0}, "softcap = 0.0: must be greater than 0. Leave it out for no cap."),
-    ({"softcap": -2.5}, "softcap = -2.5: must be greater than 0. Leave it out for no cap."),
     (
         {"softcap": float("nan")},
         "softcap = nan: must be finite. Give a finite number, or None for the default.",
@@ -348,21 +317,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
             ({"dtype_out": "float32"}, "out_row", 61),
         )
     ),
-    (
-        {**PACKED, "stride_out_row": 0},
-        (
-            "stride_out_row = 0: the 9 entries of this axis of out share elements (extents [1, 4, "
-            "9, 8], strides [0, 8, 0, 1]). An output needs memory of its own for every element: "
-            "make stride_out_row larger."
-        ),
-    ),
-    (
-        {"mask": 0, "stride_mask_batch": 2**63 - 1},
-        (
-            "mask = [2, 4, 5, 7] elements with strides [9223372036854775807, 35, 7, 1]: must take "
-            "fewer than 2**63 bytes. Make the extents or the strides smaller."
-        ),
-    ),
     # arrays that are walked otherwise than they lie
     *(
         (
@@ -387,21 +341,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
             (PAGED, "v", np.zeros((6, 4, 4, 9), "f2")[..., :8]),
         )
     ),
-    (
-        {"sinks": np.zeros(3, np.float32)},
-        (
-            "sinks = an array that spans 3 elements: the extents and strides walk over 4. Make "
-            "them smaller, or give a larger array (or an address, where more memory follows)."
-        ),
-    ),
-    (
-        {**PACKED, "cu_seqlens_q": i32(0, 4)},
-        (
-            "cu_seqlens_q = an array that spans 2 elements: the extents and strides walk over 3. "
-            "Make them smaller, or give a larger array (or an address, where more memory follows)."
-        ),
-    ),
-    ({"mask": -1}, "mask = -1: must be from 0 to 2**64 - 1. Pass the memory's address."),
 ]
 
 

@@ -177,13 +177,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
             "Strides count elements, from 0 (broadcast) upward."
         ),
     ),
-    (
-        {"stride_b_head": 2**61},
-        (
-            "stride_b_head = 2305843009213693952: must be from 0 to 2**61 - 1. "
-            "Strides count elements, from 0 (broadcast) upward."
-        ),
-    ),
     ({"stride_c_batch": 1.5}, "stride_c_batch = 1.5: must be an integer. Pass an int."),
     (
         {"batch": 2, "num_heads": 1, "stride_a_batch": 2**61 - 1, "M": 2, "K": 2},
@@ -254,23 +247,11 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         "dtype_acc = float64: products of float32 are summed in float32. Leave dtype_acc out.",
     ),
     (
-        {"dtype": "float64", "dtype_acc": "float32"},
-        "dtype_acc = float32: products of float64 are summed in float64. Leave dtype_acc out.",
-    ),
-    (
         {"stride_c_head": 0},
         (
             "stride_c_head = 0: the 4 entries of this axis of C share elements "
             "(extents [2, 4, 4, 6], strides [0, 0, 6, 1]). "
             "An output needs memory of its own for every element: make stride_c_head larger."
-        ),
-    ),
-    (
-        {"stride_c_row": 5, "batch": 1, "num_heads": 1},
-        (
-            "stride_c_row = 5: the 4 entries of this axis of C share elements "
-            "(extents [1, 1, 4, 6], strides [20, 20, 5, 1]). "
-            "An output needs memory of its own for every element: make stride_c_row larger."
         ),
     ),
     (  # heads 1.67 rows apart: no two axes alone collide, head with row and column do
@@ -370,13 +351,6 @@ ARRAY_MESSAGES: list[tuple[dict[str, Any], str]] = [
         ),
     ),
     (
-        {"B": np.zeros((2, 4, 8, 12), np.float32)[..., ::2]},
-        (
-            "B = an array with strides [384, 96, 12, 2]: must be row-major without gaps where no "
-            "strides are given. Give the strides, or copy the array."
-        ),
-    ),
-    (
         {"A": np.zeros((2, 4, 4, 8), np.float32)[:, ::-1]},
         "A = strides (128, -32, 8, 1): must not be negative. Copy the array first.",
     ),
@@ -457,22 +431,9 @@ FOR_SCORES: list[tuple[tuple[Any, Any, Any], dict[str, Any], str]] = [
         f"k = an array of shape [2, 0, 9, 16]: 4 heads must be a multiple of its 0. {ORDER}",
     ),
     (
-        (f32(2, 4, 9, 16), f32(2, 2, 9, 16).astype("f8"), f32(2, 4, 9, 9)),
-        {},
-        (
-            "k = an array of float64: must be float32 as q is. Convert the array, or correct the "
-            "dtype."
-        ),
-    ),
-    (
         (f32(2, 4, 16, 9).swapaxes(2, 3), f32(2, 2, 9, 16), f32(2, 4, 9, 9)),
         {},
         f"q = strides [576, 144, 1, 9]: {ROWS}",
-    ),
-    (
-        (f32(2, 4, 9, 16), f32(2, 2, 9, 16), f32(2, 4, 9, 9)),
-        {"scale": float("nan")},
-        "scale = nan: must be finite. Give a finite number, or None for the default.",
     ),
     (
         (f32(2, 4, 9, 16), f32(2, 2, 9, 16), np.broadcast_to(np.float32(0), (2, 4, 9, 9))),

@@ -305,15 +305,7 @@ def test_from_arrays() -> None:
                 "leave it out."
             ),
         ),
-        (
-            {"page_size": 4},
-            "page_size = 4: describes block_table. Give block_table too (0: it will be bound).",
-        ),
         ({**PAGES, "pages": None}, "pages = None: must be given where k and v are pages. Give it."),
-        (
-            {"dtype_bias": "float32"},
-            "dtype_bias = float32: describes bias. Give bias too (0: it will be bound).",
-        ),
         (
             {"dtype_out": "float64"},
             (
@@ -330,13 +322,6 @@ def test_qkv_refusals(more: dict[str, Any], message: str, refused: Refused) -> N
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            {"stride_residual_row": 24},
-            (
-                "stride_residual_row = 24: describes residual. Give residual too (0: it will be "
-                "bound)."
-            ),
-        ),
         (
             {"residual": zeros(2, 5, 24, dtype=np.float64)},
             (

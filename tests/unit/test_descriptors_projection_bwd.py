@@ -213,27 +213,6 @@ def test_from_arrays() -> None:
             {"d_input": None, "stride_d_input_row": 24},
             "stride_d_input_row = 24: describes d_input. Give d_input too (0: it will be bound).",
         ),
-        (
-            qkv,
-            {"d_bias": None, "dtype_bias": "float32"},
-            "dtype_bias = float32: describes d_bias. Give d_bias too (0: it will be bound).",
-        ),
-        (
-            qkv,
-            {"dtype": None},
-            (
-                "dtype = None: must be named where dq, dk, dv, input and weight are no arrays. For "
-                "example dtype='float16'."
-            ),
-        ),
-        (
-            output,
-            {"dtype": None},
-            (
-                "dtype = None: must be named where d_output, attn_out and weight are no arrays. "
-                "For example dtype='float16'."
-            ),
-        ),
     ],
 )
 def test_refusals(

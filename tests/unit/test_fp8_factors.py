@@ -211,16 +211,6 @@ def test_what_lists_refuse(refused: Refused) -> None:
     )
 
 
-def test_bind_can_check_it() -> None:
-    a, b, c = drawn(1, 2, 5, 16), drawn(1, 2, 7, 16, seed=1), np.empty((1, 2, 5, 7), np.float32)
-    sa, sb = np.full((1, 2, 5), 2, np.float32), np.full((1, 2, 7), 3, np.float32)
-    made = BatchedGemmStrided(
-        M=5, N=7, K=16, num_heads=2, A=a, B=b, C=c, b_transposed=True, a_scales=sa, b_scales=sb
-    )
-    plan(made).bind(check=True)()
-    held(a, b, c, b_transposed=True, a_scales=sa, b_scales=sb)
-
-
 def _device(backend: str, arch: str) -> Device:
     chain = plugins().backend(backend).toolchain
     assert chain is not None
@@ -334,21 +324,6 @@ def test_scales_of_blocks_in_descriptors(refused: Refused) -> None:
         "those of its matrices, then blocks of rows or columns, then blocks of k.",
         lambda: kernelseam.matmul2d(a, b, a_scales=ones, b_scales=ones, scale_block=(1, 7, 8)),
     )
-
-
-def test_bind_can_check_scales_of_blocks() -> None:
-    a, b = drawn(2, 1, 5, 40), drawn(2, 1, 40, 7, seed=1)
-    rng, out = np.random.default_rng(4), np.zeros((2, 1, 5, 7), np.float32)
-    rows, columns = (rng.uniform(0.1, 2, (2, 1, n, 3)).astype(np.float32) for n in (5, 2))
-    options: dict[str, Any] = {"batch": 2, "num_heads": 1, "scale_block": (1, 4, 16)}
-    made = BatchedGemmStrided(
-        M=5, N=7, K=40, A=a, B=b, C=out, a_scales=rows, b_scales=columns, **options
-    )
-    plan(made).bind(check=True)()
-    wide = (a * blocks(a, rows, 1, 16)) @ (
-        b * blocks(b.swapaxes(2, 3), columns, 4, 16).swapaxes(2, 3)
-    )
-    assert np.allclose(out, wide, rtol=1e-5, atol=1e-5)
 
 
 def test_torch_compiles_products_with_scales() -> None:

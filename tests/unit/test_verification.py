@@ -39,6 +39,7 @@ RIGHT = (
     "gemm-f32-nn-same-a-rows",
     "gemm-f32-nn-inf-in-a",
     "gemm-f32-nn-long-positive",
+    "gemm-e4m3fn-nt",
     "gemm-e4m3fn-nt-blocks-group",
     "gemm-f16-nt-pointers-gaps-beta",
     "gemm-f32-nn-pointers-sum-bias-residual",
