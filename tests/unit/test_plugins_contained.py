@@ -251,12 +251,6 @@ NO_COLON = "must be a non-empty str without a colon, which separates a device's 
     [
         (
             "INFO",
-            "return PluginInfo('strange', 1.0, CONTRACT_VERSION)",
-            "kernelseam_info",
-            "kernelseam_info of 'strange': PluginInfo.version = 1.0: must be a str",
-        ),
-        (
-            "INFO",
             "return PluginInfo('', '1', CONTRACT_VERSION)",
             "kernelseam_info",
             "kernelseam_info of 'strange': PluginInfo.name = '': must be a non-empty str",
@@ -266,18 +260,6 @@ NO_COLON = "must be a non-empty str without a colon, which separates a device's 
             "return PluginInfo('strange', '1', '1')",
             "kernelseam_info",
             "kernelseam_info of 'strange': PluginInfo.contract_version = '1': must be an int",
-        ),
-        (
-            "INFO",
-            "return PluginInfo('strange', '1', CONTRACT_VERSION, None)",
-            "kernelseam_info",
-            "kernelseam_info of 'strange': PluginInfo.summary = None: must be a str",
-        ),
-        (
-            "INFO",
-            "return PluginInfo('strange', '1', CONTRACT_VERSION, variables={'A': 'b'})",
-            "kernelseam_info",
-            f"kernelseam_info of 'strange': PluginInfo.variables = {{'A': 'b'}}: {PAIRS}",
         ),
         (
             "INFO",
@@ -296,12 +278,6 @@ NO_COLON = "must be a non-empty str without a colon, which separates a device's 
             "registry.add_backend('strange')",
             "kernelseam_register",
             "a backend must be a Backend, got 'strange'",
-        ),
-        (
-            "REGISTER",
-            "registry.add_backend(Backend('a', Runtime(), priority='high'))",
-            "kernelseam_register",
-            "a backend: Backend.priority = 'high': must be an int",
         ),
         (
             "REGISTER",
@@ -332,15 +308,6 @@ NO_COLON = "must be a non-empty str without a colon, which separates a device's 
             "registry.add_backend(Backend('a', Runtime(), None, (7,)))",
             "kernelseam_register",
             "implementation 7: Implementation.name = None: must be a non-empty str",
-        ),
-        (
-            "REGISTER",
-            "Gemm.operation = ['gemm']",
-            "kernelseam_register",
-            (
-                "implementation 'strange': Implementation.operation = ['gemm']: must be a "
-                "non-empty str"
-            ),
         ),
         (
             "REGISTER",
@@ -382,19 +349,11 @@ def test_a_field_of_a_wrong_kind(
             ": Device.index = '0': must be an int of at least 0",
         ),
         (
-            "return [Device('strange', True, 'a')]",
-            ": Device.index = True: must be an int of at least 0",
-        ),
-        (
             "return [Device('strange', 0, None)]",
             ": Device.arch = None: must be a non-empty str",
         ),
         ("return [Device('strange', 0, 'a', 7)]", ": Device.name = 7: must be a str"),
         ("return [Device('strange', 0, 'a', limits={})]", " must be a DeviceLimits, got {}"),
-        (
-            "return [Device('strange', 0, 'a', limits=DeviceLimits(memory_bytes='lots'))]",
-            ": DeviceLimits.memory_bytes = 'lots': must be an int of at least 0",
-        ),
         (
             "return [Device('strange', 0, 'a', limits=DeviceLimits(bytes_per_second=0))]",
             ": DeviceLimits.bytes_per_second = 0: must be a number above 0",
@@ -437,21 +396,11 @@ def test_what_are_no_devices(
             "return True",
             "supports() of 'strange' must be None or a str with the reason, got True",
         ),
-        (
-            "SUPPORTS",
-            "return False",
-            "supports() of 'strange' must be None or a str with the reason, got False",
-        ),
         ("COST", "return 1.0", "cost() of 'strange' must be a Cost, got 1.0"),
         (
             "COST",
             "return Cost(0, 0, 'fast')",
             "cost() of 'strange': Cost.seconds = 'fast': must be a number of at least 0",
-        ),
-        (
-            "COST",
-            "return Cost(None, 0, 0)",
-            "cost() of 'strange': Cost.bytes = None: must be a number of at least 0",
         ),
         (
             "COST",
@@ -489,16 +438,8 @@ def test_what_is_no_answer(
             f"{PARTS}.workspace_bytes = -1: must be an int from 0 to 2**63 - 1",
         ),
         (
-            "return PlanParts((Step(),), 2**70)",
-            f"{PARTS}.workspace_bytes = {2**70}: must be an int from 0 to 2**63 - 1",
-        ),
-        (
             "return PlanParts((Step(),), 2**60)",
             f"{PARTS}.workspace_bytes = {2**60}: must fit into the {MEMORY} bytes of {HOST}",
-        ),
-        (
-            "return PlanParts((Step(),), 16, 0)",
-            f"{PARTS}.workspace_alignment = 0: must be a power of two, below 2**32",
         ),
         (
             "return PlanParts((Step(),), 16, 24)",
