@@ -18,6 +18,7 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam.contract import Device
+from kernelseam.dtypes import DType
 from kernelseam.kernels import COMPOSITIONS
 from kernelseam.kernels.kernel import build
 from kernelseam.parity.cases.covering import fewest, flat
@@ -74,6 +75,12 @@ def _is_written(spec: object) -> bool:
     return getattr(getattr(spec, "forward", spec), "expression", None) is not None
 
 
+def _of_8_bits(case: Case) -> set[DType]:
+    """Dtypes of 8 bits of factors, or of keys and values."""
+    kinds = (getattr(case, "dtype", None), getattr(case, "dtype_kv", None))
+    return {d for d in kinds if d is not None and d.is_fp8}
+
+
 def _compile(case: Case, device: Device) -> None:
     toolchain, problem = HostToolchain(), prepared(case, device).problem
     composition, row = COMPOSITIONS[problem.operation], toolchain.arch_row(device.arch)
@@ -104,6 +111,9 @@ def test_parity(
     outcome.require()
     if outcome.refusal is not None:
         assert "shared" in case.may_refuse
+        if eights := _of_8_bits(case):  # none is lost of the dtype that the arch converts
+            known = HostToolchain().arch_row(device.arch).fp8_dtypes
+            assert not eights <= set(known) or getattr(case, "prefix_groups", None) is not None
         pytest.skip(f"shared kernels refuse it, as they may: {outcome.refusal}")
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 
