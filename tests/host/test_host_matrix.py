@@ -32,7 +32,7 @@ from kernelseam_hostcpp.runtime import DEVICES
 
 TIMELY = 2000
 """Blocks a launch."""
-MANY = 12
+MANY = 20
 """Cases of a spec."""
 
 

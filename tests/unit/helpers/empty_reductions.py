@@ -97,20 +97,17 @@ def _products() -> Iterator[Case]:
 # ---------------------------------------------------------------- attention
 
 
+_OF_BIAS = {"B": "b", "H": "h", "S_q": "q", "S_k": "k"}
+"""The axis of a bias of an extent: it repeats along none, all, and each that is empty."""
+
+
 def _attentions() -> Iterator[Case]:
     whole = {"B": 2, "H": 4, "G": 2, "S_q": 3, "S_k": 5, "D": 16, "D_v": 16}
     for empty in (("B",), ("H",), ("H", "G"), ("S_q",), ("S_k",), ("S_q", "S_k"), ("D",), ("D_v",)):
         n = whole | dict.fromkeys(empty, 0)
-        for name, repeats in (
-            ("", ""),
-            ("b", "b"),
-            ("h", "h"),
-            ("q", "q"),
-            ("k", "k"),
-            ("bhqk", "bhqk"),
-            ("bh", "BH"),
-        ):
-            yield from _attention("-".join(empty), n, repeats, name)
+        own = [_OF_BIAS[x] for x in empty if x in _OF_BIAS]
+        for repeats in ("", "bhqk", *own, *["BH"] * (empty == ("B",))):
+            yield from _attention("-".join(empty), n, repeats, repeats.lower())
     yield from _attention(
         "lengths-of-split-keys", whole | {"B": 1, "H": 1, "G": 1, "S_k": 600}, "", "", [0]
     )
