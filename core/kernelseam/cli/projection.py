@@ -1,20 +1,21 @@
-"""The options that describe a projection, and its descriptor over placeholder addresses."""
+"""The options that describe a projection, which is a sample's case."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
 
 from kernelseam.cli import shapes
 from kernelseam.cli.attention_options import PAGE_SIZE
-from kernelseam.descriptors import OutputProjection, QkvProjection
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.descriptors.projection.fields import rotation_style
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.samples.data.projection import describe
+from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.operations.operands import layout
 from kernelseam.samples.projection_case import ProjectionCase
 
@@ -46,6 +47,8 @@ Varlen = Annotated[
         "--varlen", help="Packed sequences of random lengths, up to --seq-len, at a cache's end."
     ),
 ]
+_TIGHT = OperandLayout(aligned=False)
+_OPERANDS = ("input", "attn_out", "weight", "residual", "q", "k", "v", "out")
 
 
 @dataclass(frozen=True)
@@ -125,14 +128,14 @@ class ProjectionShape:
         )
 
     def case(self) -> ProjectionCase:
-        """Pages, tables, lengths and offsets as data."""
+        """As data: pages, tables, lengths and offsets too."""
         drawn = np.random.default_rng(0).integers(1, max(self.seq_len, 1) + 1, self.batch)
         sequences = tuple(drawn.tolist()) if self.varlen and self.seq_len else ()
         if self.rotary is not None:
             rotation_style("rotary_style", self.rotary)
         return ProjectionCase(
             "",
-            "qkv_projection",
+            f"{self.kind}_projection",
             self.dtype,
             1 if sequences else self.batch,
             sum(sequences) if sequences else self.seq_len,
@@ -141,8 +144,10 @@ class ProjectionShape:
             self.kv_heads,
             self.head_dim,
             bias=self.dtype if self.bias else None,
+            residual=self.dtype if self.residual else None,
             rotary=self.rotary or "",
             rotary_dim=self.head_dim // 2 * 2,
+            operand_layouts=() if self.page_size else tuple((n, _TIGHT) for n in _OPERANDS),
             page_size=self.page_size,
             sequences=sequences,
             cached=self.varlen,
@@ -150,33 +155,8 @@ class ProjectionShape:
             scaled="heads" if self.kv_dtype else "",
         )
 
-    def descriptor(self) -> QkvProjection | OutputProjection:
+    def descriptor(self) -> Descriptor:
         """The descriptor, over placeholder addresses. Raises InvalidValue."""
-        if self.page_size:
-            case = self.case()
-            at = layout(case)
-            described = describe(case, at, dict.fromkeys(at.placements, 0))
-            assert isinstance(described, QkvProjection)
-            return described
-        common: dict[str, Any] = {
-            "batch": self.batch,
-            "S": self.seq_len,
-            "hidden": self.hidden,
-            "num_heads": self.heads,
-            "head_dim": self.head_dim,
-            "dtype": self.dtype,
-        }
-        if self.bias:
-            common["bias"] = 0
-        if self.kind == "output":
-            if self.residual:
-                common["residual"] = 0
-            return OutputProjection(**common)
-        rotary: dict[str, Any] = {
-            "rotary_style": self.rotary,
-            "max_position": self.seq_len,
-            "cos": 0,
-            "sin": 0,
-        }
-        rotary["rotary_dim"] = self.head_dim // 2 * 2
-        return QkvProjection(**common, kv_heads=self.kv_heads, **(rotary if self.rotary else {}))
+        case = self.case()
+        at = layout(case)
+        return describe(case, at, dict.fromkeys(at.placements, 0))

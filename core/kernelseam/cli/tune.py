@@ -17,7 +17,6 @@ from kernelseam.cli import grouped, shapes
 from kernelseam.cli import projection as projections
 from kernelseam.cli.attention import Memory, random_values
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
-from kernelseam.cli.operands import random_operands
 from kernelseam.cli.output import duration, emit_json, facts, heading, table
 from kernelseam.cli.progress import working
 from kernelseam.cli.running import device_for, execute
@@ -148,25 +147,12 @@ def _gemm(shape: shapes.GemmShape, groups: grouped.GroupOptions) -> Target:
 
 
 def _projection(shape: projections.ProjectionShape) -> Target:
-    if not shape.page_size:
-        return _without_lists(shape.descriptor())
-
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
         case = shape.case()
         memory = Memory(case, operands.values(case), device)
         return memory.descriptor(case), {}, memory
 
     return Target(shape.descriptor(), prepare)
-
-
-def _without_lists(descriptor: Descriptor) -> Target:
-    """A problem without pointer arrays."""
-
-    def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
-        operands, arrays = random_operands(descriptor.problem(), device)
-        return descriptor, operands, arrays
-
-    return Target(descriptor, prepare)
 
 
 # ---------------------------------------------------------------- a file of problems
