@@ -9,86 +9,33 @@ from kernelseam.containment import Contained
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import ask
-from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
 from kernelseam.oracle.subnormals import flushes
+from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.planning import plan
 from kernelseam.plugins import Failure, Plugins, failure
-from kernelseam.samples.attention_bwd_case import BackwardCase
-from kernelseam.samples.attention_case import AttentionCase
-from kernelseam.samples.cache_case import CacheCase
 from kernelseam.samples.case import Case
-from kernelseam.samples.gemm_case import GemmCase
-from kernelseam.samples.grouped_case import GroupedCase
-from kernelseam.samples.grouped_pointers_case import GroupedPointersCase
-from kernelseam.samples.merge_case import MergeCase
 from kernelseam.samples.operations import operands
 from kernelseam.samples.operations.operands import describe
-from kernelseam.samples.projection_case import ProjectionCase
 
-F16, F32 = DType.float16, DType.float32
 PROBE = 1 << 40
 """Placeholder address of the first operand, and the distance between operands."""
 
-
-def _attention(dtype: DType) -> AttentionCase:
-    return AttentionCase(
-        f"attention-{dtype}",
-        dtype,
-        batch=1,
-        num_heads=4,
-        kv_heads=2,
-        S_q=65,
-        S_k=129,
-        head_dim=64,
-        value_dim=64,
-        causal=True,
-    )
-
-
-CASES: dict[str, tuple[Case, ...]] = {
-    "gemm": tuple(
-        GemmCase(
-            f"gemm-{d}-{view}",
-            d,
-            b_transposed=True,
-            M=65,
-            N=72,
-            K=40,
-            view=view,
-            scattered=view != "strided",
-        )
-        for d, view in ((F16, "strided"), (F32, "strided"), (F16, "device"))
-    ),
-    "attention": tuple(map(_attention, (F16, F32))),
-    "grouped_gemm": tuple(GroupedCase(f"grouped-gemm-{d}", d) for d in (F16, F32)),
-    "grouped_gemm_pointers": tuple(
-        GroupedPointersCase(f"grouped-lists-{d}", d) for d in (F16, F32)
-    ),
-    "merge_states": tuple(MergeCase(f"merge-{d}", d, d) for d in (F16, F32)),
-    "paged_cache": tuple(
-        CacheCase(f"paged-cache-{d}", d, num_heads=4, rotary="halves", norm=F32) for d in (F16, F32)
-    ),
-    "attention_bwd": tuple(BackwardCase(f"attention-bwd-{d}", _attention(d)) for d in (F16, F32)),
-    "qkv_projection": tuple(
-        ProjectionCase(
-            f"qkv-projection-{d}", "qkv_projection", d, bias=F32, rotary="halves", first_position=3
-        )
-        for d in (F16, F32)
-    ),
-    "output_projection": tuple(
-        ProjectionCase(f"output-projection-{d}", "output_projection", d, bias=F32, residual=d)
-        for d in (F16, F32)
-    ),
-    **{
-        operation: tuple(
-            ProjectionCase(f"{operation}-{d}", operation, d, bias=F32) for d in (F16, F32)
-        )
-        for operation in ("qkv_projection_bwd", "output_projection_bwd")
-    },
+CASES = {
+    "gemm": ("gemm-f16-nt", "gemm-f32-nt", "gemm-f16-nt-pointers-device"),
+    "grouped_gemm": ("grouped-gemm-f16-m-nn", "grouped-gemm-f32-m-nn"),
+    "grouped_gemm_pointers": ("grouped-lists-f16-nn", "grouped-lists-f32-nn"),
+    "attention": ("attention-f16-64-causal-gqa-8-2", "attention-f32-64-causal"),
+    "attention_bwd": ("attention-bwd-f16-64-causal", "attention-bwd-f32-64"),
+    "merge_states": ("merge-states-f16-f16", "merge-states-f32-f32"),
+    "paged_cache": ("paged-cache-append-f16-rotary", "paged-cache-append-f32"),
+    "qkv_projection": ("qkv-projection-f16-rotary-halves", "qkv-projection-f32-rotary-pairs"),
+    "output_projection": ("output-projection-f16-bias-residual", "output-projection-f32"),
+    "qkv_projection_bwd": ("qkv-projection-bwd-f16-bias", "qkv-projection-bwd-f32-bias"),
+    "output_projection_bwd": ("output-projection-bwd-f16-bias", "output-projection-bwd-f32-bias"),
 }
-"""By operation: in half and in single precision, and over pointer arrays."""
+"""By operation, of the parity matrix: in half and in single precision, and over pointer arrays."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +71,7 @@ def examine(
         if i.backend == backend.name
     ]
     for operation in dict.fromkeys(t.implementation.operation for t in trials):
-        for case in CASES.get(operation, ()):
+        for case in map(named, CASES.get(operation, ())):
             for trial in trials:
                 if trial.implementation.operation == operation and trial.failure is None:
                     trial.run(case)
