@@ -11,7 +11,7 @@ import pytest
 from attention_formula import attention
 from kernelseam import Attention, attention_paged, plan
 from kernelseam.errors import InvalidValue
-from nvidia_gpu import cupy
+from nvidia_gpu import DEVICE, cupy
 
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(8)
@@ -85,6 +85,38 @@ def test_keys_beside_values(queries: int, order: str) -> None:
         kv_layout="hnd",
     )
     np.testing.assert_allclose(back(actual).reshape(out.shape), out, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.skipif(DEVICE.arch != "sm_90a", reason=f"{DEVICE.arch} has not that kernel")
+@pytest.mark.parametrize("size", [8, 16])
+@pytest.mark.parametrize("queries", [5, 40])
+@pytest.mark.parametrize("apart", [False, True], ids=["all heads", "each head"])
+def test_masks_over_pages_on_hopper(queries: int, size: int, apart: bool) -> None:
+    """Blocks of keys that nobody sees lie between others, so that the walk over the block table
+    leaves pieces of it out; each head's mask is its own, or heads share a tile's rows."""
+    given = drawn(queries, (1500, 77, 600), size * 8)
+    of_head = int(apart)
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (kv < 30 + q) | (kv % 1024 == 560 + of_head * h)
+
+    found = []
+    for b, length in enumerate(given["kv_lengths"]):
+        pages = given["block_table"][b, : -(-length // (8 * size))]
+        k, v = (given[n][pages].reshape(-1, G, D)[:length].astype(np.float64) for n in "kv")
+        i, j, h = np.arange(queries)[:, None], np.arange(length), np.arange(H)[:, None, None]
+        seen = (j < 30 + i) | (j % 1024 == 560 + of_head * h)
+        scores = np.einsum("qhd,khd->hqk", given["q"][b], k.repeat(H // G, 1)) * D**-0.5
+        weights = np.exp(scores - scores.max(-1, keepdims=True)) * seen
+        weights /= weights.sum(-1, keepdims=True)
+        found.append(np.einsum("hqk,khd->qhd", weights, v.repeat(H // G, 1)))
+    actual = attention_paged(
+        *(there(x, "torch") for x in given.values()),
+        causal=False,
+        mask_mod=mask,
+        implementation="sm90",
+    )
+    np.testing.assert_allclose(back(actual), np.stack(found), rtol=2e-3, atol=2e-3)
 
 
 def nan_like(q: Any) -> Any:

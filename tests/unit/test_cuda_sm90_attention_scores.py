@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from attention_problems import attention_problem
@@ -24,9 +25,11 @@ H200 = Device(
 BIAS = {"bias": DType.bfloat16}
 
 
-def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionProblem:
+def of(
+    score: ScoreMod | None = None, mask: MaskMod | None = None, **fields: Any
+) -> AttentionProblem:
     """Of user's functions that capture nothing."""
-    plain = attention_problem()
+    plain = attention_problem(**fields)
     text = text_of(score_expression(score, mask).structure)
     return replace(plain, spec=replace(plain.spec, expression=text))
 
@@ -54,7 +57,7 @@ def of(score: ScoreMod | None = None, mask: MaskMod | None = None) -> AttentionP
             {"head_dim": 264, "value_dim": 128, "alibi": True},
             "scores or masks by element of head dims 264/128: it takes up to 256",
         ),
-        ({"kv_view": "paged", "mask": True}, "a mask that is no band over keys in pages"),
+        ({"kv_view": "paged", "mask": True}, "a mask in memory over keys in pages"),
         ({"kv_view": "paged", **BIAS}, "a bias over keys in pages"),
     ],
 )
@@ -71,6 +74,30 @@ def test_where_a_mask_is_no_band_another_kernel_says_which_blocks_are_visited(ma
     assert [x.kernel for x in kernels] == [VISIBLE_BLOCKS, HALF][not masked :]
     assert ("visited" in dict(HALF.signature(p.spec).parameters)) is masked
     assert ("words" in HALF.values(p, tile, H200)) is masked
+
+
+@pytest.mark.parametrize(
+    ("mods", "shares"),
+    [
+        ({"mask": lambda b, h, q, kv: kv < 4000 + q * b}, True),
+        ({"mask": lambda b, h, q, kv: kv < 4000 + h}, False),
+        ({"score": lambda s, b, h, q, kv: s - q, "mask": lambda b, h, q, kv: q < kv}, False),
+    ],
+    ids=["of no head", "of heads", "with scores"],
+)
+def test_a_mask_that_tells_no_heads_apart_keeps_the_tiles_for_few_queries(
+    mods: dict[str, Any], shares: bool
+) -> None:
+    """As of a tree of drafts: heads share a tile's rows, so that their keys are read once."""
+    drafts: dict[str, Any] = {"S_q": 8, "heads": 32, "kv_heads": 8, "batch": 64}
+    p = of(**mods, **drafts, kv_view="paged", lengths=True)
+    assert HALF.refuse(p, ROW) is None
+    tile = HALF.tile(p, ROW, H200)
+    plain = HALF.tile(attention_problem(**drafts, kv_view="paged", lengths=True), ROW, H200)
+    assert tile.group_heads == (plain.group_heads if shares else 1)
+    assert (replace(tile, follows=False) == plain) is shares
+    visible, forward, *_ = HALF.launches(p, tile, H200).kernels
+    assert (visible.kernel, forward.kernel) == (VISIBLE_BLOCKS, HALF)
 
 
 def test_words_are_for_what_the_mask_tells_apart() -> None:

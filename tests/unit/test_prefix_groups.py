@@ -158,6 +158,9 @@ def test_ancestors_follow_parents() -> None:
     chain = kernelseam.tree_ancestors(np.arange(32) - 1)
     assert chain[0] == 1 and chain[31] == -1, "32 drafts take the sign, too"
     assert kernelseam.tree_ancestors(np.zeros((2, 0), int)).shape == (2, 0)
+    long = kernelseam.tree_ancestors([[-1] * 32 + [31] * 32])
+    assert long.dtype == np.int64 and long[0, 31] == 1 << 31
+    assert long[0, 32] == 1 << 31 | 1 << 32 and long[0, 63] == (1 << 31) - (1 << 63)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_ancestors_follow_parents() -> None:
     [
         ([0], r"parents\[0\] = 0: must be −1 or a draft before it"),
         ([[-1, 0], [-1, -2]], r"parents\[1, 1\] = -2: must be −1 or a draft before it"),
-        ([-1] * 33, r"parents = int64 of shape \[33\]: must be integers \[n\] or \[B, n\], n up"),
+        ([-1] * 65, r"parents = int64 of shape \[65\]: must be integers \[n\] or \[B, n\], n up"),
         ([0.5], r"parents = float64 of shape \[1\]: must be integers"),
     ],
 )
@@ -180,6 +183,19 @@ def test_ancestors_are_checked() -> None:
         kernelseam.tree_mask(np.zeros(5, np.int32), lengths)
     with pytest.raises(InvalidValue, match=r"must be \[T\] with cu_seqlens_q"):
         kernelseam.tree_mask(np.zeros((2, 5), np.int32), lengths, np.zeros(3, np.int32))
+
+
+def test_drafts_beyond_32_see_their_ancestors() -> None:
+    """The paths of a comb: draft i follows draft i − 2."""
+    count, lengths = 40, np.array([43], np.int32)
+    k, v, q = draw(1, 43, H_KV, D), draw(1, 43, H_KV, D), draw(1, count, H, D)
+    ancestors = kernelseam.tree_ancestors([np.maximum(np.arange(count) - 2, -1)])
+    tree = kernelseam.tree_mask(ancestors, lengths)
+    out = kernelseam.attention(q, k, v, layout="bshd", mask_mod=tree)
+    for i in range(count):
+        seen = [0, 1, 2, *(3 + j for j in range(i % 2, i + 1, 2))]
+        alone = kernelseam.attention(q[:, i : i + 1], k[:, seen], v[:, seen], layout="bshd")
+        np.testing.assert_allclose(out[0, i], alone[0, 0], atol=1e-5)
 
 
 def test_drafts_see_their_ancestors() -> None:

@@ -11,16 +11,17 @@ from kernelseam.errors import InvalidValue
 from kernelseam.expressions.elementwise import where
 from kernelseam.expressions.scores import MaskMod
 
-MOST_DRAFTS = 32
-"""Of an entry: bits of an int32."""
+MOST_DRAFTS = 64
+"""Of an entry: bits of an int64."""
 
 
-def tree_ancestors(parents: Any) -> npt.NDArray[np.int32]:
+def tree_ancestors(parents: Any) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
     """The bits that ``tree_mask`` takes, from each draft's parent.
 
     ``parents`` [n] or [B, n], on the host: draft i's parent, a draft before it, or −1 for one that
-    follows the prompt; 32 drafts at most. Returns int32 of that shape: bit j of element i says that
-    draft i descends from draft j, or is it. Raises InvalidValue.
+    follows the prompt; 64 drafts at most. Returns int32 of that shape, of more than 32 drafts
+    int64: bit j of element i says that draft i descends from draft j, or is it. Raises
+    InvalidValue.
     """
     given = np.asarray(parents)
     if given.ndim not in (1, 2) or given.dtype.kind not in "iu" or given.shape[-1] > MOST_DRAFTS:
@@ -39,27 +40,29 @@ def tree_ancestors(parents: Any) -> npt.NDArray[np.int32]:
             "must be −1 or a draft before it",
             "Order drafts so that parents come first",
         )
-    bits = np.zeros(given.shape, np.uint32)
+    bits = np.zeros(given.shape, np.uint32 if len(drafts) <= 32 else np.uint64)
     for i in drafts:
         above = np.take_along_axis(bits, np.maximum(given[..., i : i + 1], 0), -1)
-        above = np.where(given[..., i : i + 1] < 0, np.uint32(0), above)
-        bits[..., i] = above[..., 0] | np.uint32(1 << int(i))
-    return bits.view(np.int32)
+        above = np.where(given[..., i : i + 1] < 0, bits.dtype.type(0), above)
+        bits[..., i] = above[..., 0] | bits.dtype.type(1 << int(i))
+    return bits.view(np.int32) if bits.itemsize == 4 else bits.view(np.int64)
 
 
 def tree_mask(ancestors: Any, kv_lengths: Any, cu_seqlens_q: Any = None) -> MaskMod:
     """A ``mask_mod`` for ``attention_paged`` (with ``causal=False``) whose queries are drafts: each
     sees the keys before the drafts, and of these its ancestors and itself.
 
-    ``ancestors`` int32 [B, n] as ``tree_ancestors`` makes them: an entry's drafts are its n queries
-    and its last n keys. With ``cu_seqlens_q`` int32 [B + 1] entries have numbers of drafts of their
-    own, and ``ancestors`` is [T]. ``kv_lengths`` int32 [B] counts the drafts. All are on the
-    device of q; contents may change between calls and between replays of a graph. Raises
-    InvalidValue.
+    ``ancestors`` int32 or int64 [B, n] as ``tree_ancestors`` makes them: an entry's drafts are its
+    n queries and its last n keys. With ``cu_seqlens_q`` int32 [B + 1] entries have numbers of
+    drafts of their own, and ``ancestors`` is [T]. ``kv_lengths`` int32 [B] counts the drafts. All
+    are on the device of q; contents may change between calls and between replays of a graph.
+    Raises InvalidValue.
     """
     shape, rank = tuple(ancestors.shape), 2 if cu_seqlens_q is None else 1
     if len(shape) != rank or (rank == 2 and shape[1] > MOST_DRAFTS):
-        rule = "must be [B, n], n up to 32" if rank == 2 else "must be [T] with cu_seqlens_q"
+        rule = f"must be [B, n], n up to {MOST_DRAFTS}"
+        if rank == 1:
+            rule = "must be [T] with cu_seqlens_q"
         raise InvalidValue(
             "ancestors", f"an array of shape {list(shape)}", rule, "Give a word for each query"
         )

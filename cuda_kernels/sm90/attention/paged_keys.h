@@ -27,7 +27,8 @@ template<class T, int BN, int ROWS> struct PagedKeys {
   static constexpr bool COPIED = ROWS == 1;
   static_assert(BN % ROWS == 0 && (COPIED || ROWS % 8 == 0), "whole pieces");
   static_assert(!COPIED || CHUNK == 1, "each block has its places");
-  static_assert(Scores::BANDED || BN == 0, "blocks come one after the other");
+  static constexpr bool SKIPS = !Scores::BANDED;  // blocks come by a list
+  static_assert(!COPIED || !SKIPS, "the places of the rows of as many blocks as there are stages are of neighbours");
 
   static constexpr int SLOTS = COPIED ? Config::STAGES + 2 : 2;
   static KS_DEVICE int following_slot(int slot) { return SLOTS == 2 ? slot ^ 1 : slot + 1 == SLOTS ? 0 : slot + 1; }
@@ -51,6 +52,7 @@ template<class T, int BN, int ROWS> struct PagedKeys {
     const PagedKeys& keys;
     Memory& memory;
     int page[LOOK_UPS], first_page[LOOK_UPS];  // of the chunk below, and of the next tile's last chunk, which comes first
+    int at = 0;  // where blocks come by a list: the chunk of the block before
 
     KS_DEVICE Loader(const PagedKeys& keys, Memory& memory) : keys(keys), memory(memory) {}
     KS_DEVICE bool leads() const { return elected(); }
@@ -72,10 +74,14 @@ template<class T, int BN, int ROWS> struct PagedKeys {
         to[i] = chunk >= 0 && key < w.S_k ? keys.page_of(w, key) : -1;
       }
     }
+    // Whether a block of the tile is the first of its chunk, in the order of a walk.
+    KS_DEVICE bool enters(int block, int chunk) const { return SKIPS ? chunk != at : (unsigned)block % CHUNK == CHUNK - 1; }
     KS_DEVICE void begin(const WorkTile& w) { look_up(w, (unsigned)(w.end - 1) / CHUNK, first_page); }
     KS_DEVICE Place find(const WorkTile& w, int block, bool first, Place before) {
       const int chunk = (unsigned)block / CHUNK;
-      if (first || (unsigned)block % CHUNK == CHUNK - 1) {
+      if (first || enters(block, chunk)) {
+        if (SKIPS && !first && chunk != at - 1) look_up(w, chunk, page);  // those between are left out
+        if (SKIPS) at = chunk;
         before.slot = following_slot(before.slot);
 #pragma unroll
         for (int i = 0; i < LOOK_UPS; i++) {

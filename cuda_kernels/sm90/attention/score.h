@@ -27,7 +27,7 @@ static_assert(!(Config::PREFIX && Config::WINDOW), "hide() takes a range of keys
 template<int BN> struct TileScore {
   static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HIDES = !Scores::BANDED;
   static constexpr bool BY_ELEMENT = ANY || HIDES;
-  static_assert(!BY_ELEMENT || GROUP_HEADS == 1, "a tile's rows are queries of one head");
+  static_assert(!(ANY || Config::MASK) || GROUP_HEADS == 1, "of rows of several heads, keys are hidden by a mask_mod which reads no head");
   // Whether scores may rise from block to block in ways that nobody knows.
   static constexpr bool MAY_RISE = Expression::HAS_SCORE;
   // ALiBi's rise over the keys behind the diagonal, which come first.

@@ -43,8 +43,8 @@ from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.attention_blocks import (
     VISITED,
-    by_element,
     is_banded,
+    rows_may_share,
     usable,
     visited_values,
     with_blocks,
@@ -212,7 +212,7 @@ class HopperAttention(HopperKernel):
         """The spec's tiles, of as many rows of a page as its size allows; those for few queries
         last."""
         tiles = self.tiles(problem.spec, row)
-        if not (problem.spec.batch_invariant or by_element(problem.spec)):
+        if rows_may_share(problem.spec) and not problem.spec.batch_invariant:
             tiles += fitting(problem, self._fitting(problem.spec, self.few_queries))
         if not _paged(problem.spec):
             return tiles
@@ -232,7 +232,7 @@ class HopperAttention(HopperKernel):
         short = problem.S_k < SHORT_SEQUENCE
         wide, few = ([t for t in tiles if bool(t.most_rows) is x] for x in (False, True))
         tiles = (*([t for t in wide if t.short is short] or wide), *few)
-        if self.few_queries and not by_element(problem.spec):
+        if self.few_queries and rows_may_share(problem.spec):
             tiles = for_few(problem, tiles, device)
         return least_seconds(self, problem, tiles, row, device)
 
@@ -400,7 +400,7 @@ class HopperAttention(HopperKernel):
         first, known = self.tile(problem, row, device), self.tiles_of(problem, row)
         if problem.spec.batch_invariant:
             return {first.name: first}
-        whole = not self.few_queries or by_element(problem.spec)
+        whole = not (self.few_queries and rows_may_share(problem.spec))
         few = () if whole else for_few(problem, known, device)
         return {t.name: t for t in (first, *known, *few)}
 

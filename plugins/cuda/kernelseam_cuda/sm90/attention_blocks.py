@@ -62,6 +62,17 @@ def by_element(spec: AttentionSpec) -> bool:
     return bool(spec.alibi or spec.bias or spec.expression) or not is_banded(spec)
 
 
+def rows_may_share(spec: AttentionSpec) -> bool:
+    """Whether heads that share keys may share a tile's rows, and its keys be in parts: of scores
+    and masks by element, with a mask_mod alone that does not tell heads apart."""
+    if not by_element(spec):
+        return True
+    if spec.alibi or spec.bias or spec.mask or not spec.expression:
+        return False
+    structure = structure_of(spec.expression)
+    return not structure.has_score and "h" not in structure.seen[0].reads
+
+
 def element_rate(p: AttentionProblem) -> float:
     """What part of the loop's rate is left by scores or masks that are computed by element."""
     s, rate = p.spec, 1.0

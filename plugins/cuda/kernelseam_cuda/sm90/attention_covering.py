@@ -82,6 +82,7 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     for both, more in _BY_ELEMENT_ELSEWHERE:
         spec = replace(plain, head_dim=both[0], value_dim=both[1], **more)
         yield Covered(kernel, spec, often=False)
+    yield Covered(kernel, replace(paged, expression=_MASKED), grouped=True, often=False)
     for more in ({"mask": True}, {"expression": _SLOPED}):
         yield Covered(VISIBLE_BLOCKS, replace(plain, **more))
 
@@ -92,6 +93,11 @@ _SLOPED = (
     "8 le BOOLEAN 2 1; score 7; visible 8"
 )
 """score - 0.5 * (q_idx - kv_idx), where q_idx >= kv_idx."""
+_MASKED = (
+    '0 coordinate INT32 "kv_idx"; 1 coordinate FLOAT "score"; 2 constant INT32 9; '
+    "3 lt BOOLEAN 0 2; score 1; visible 3"
+)
+"""kv_idx < 9: rows of several heads may share a tile."""
 _BY_ELEMENT: tuple[dict[str, Any], ...] = (
     {"bias": DType.bfloat16},
     {"bias": DType.float32, "causal": True},
@@ -112,7 +118,7 @@ _BY_ELEMENT_ELSEWHERE: tuple[tuple[tuple[int, int], dict[str, Any]], ...] = (
     ((128, 128), {"mask": True, "lengths": True}),
     ((128, 128), {"bias": DType.bfloat16, "causal": True, **_PACKED}),
     ((128, 128), {"alibi": True, "causal": True, "kv_view": "paged", "lengths": True}),
-    ((192, 128), {"expression": _SLOPED}),
+    ((192, 128), {"expression": _SLOPED, "kv_view": "paged", "lengths": True}),
     ((256, 256), {"mask": True}),
     ((256, 256), {"alibi": True, "causal": True}),
 )

@@ -10,7 +10,7 @@ from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import SCORE_OPTIONS
 from kernelseam.kernels.attention.scores import refuse_scores as refuse_far_rows
 
-from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded, mask_axes
+from kernelseam_cuda.sm90.attention_blocks import by_element, mask_axes
 
 BANDED = (
     ANY_VIEW
@@ -77,8 +77,8 @@ def refuse_scores(p: AttentionProblem) -> str | None:
         return "a prefix beside a window"
     if not by_element(s):
         return None
-    if s.kv_view == "paged" and not is_banded(s):
-        return "a mask that is no band over keys in pages"
+    if s.kv_view == "paged" and s.mask:
+        return "a mask in memory over keys in pages"
     if s.kv_view == "paged" and s.bias:
         return "a bias over keys in pages"
     most, what = _ELEMENT_MAX_DIM, "scores or masks by element"
