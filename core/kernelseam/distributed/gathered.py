@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 
+from kernelseam.distributed import pieces
 from kernelseam.distributed.order import Run, joined, parted, runs
-from kernelseam.distributed.pieces import (
-    Options,
-    State,
-    add_gradients,
-    add_parts,
-    wider,
-)
+from kernelseam.distributed.partials import wider
+from kernelseam.distributed.pieces import Options, add_gradients
 from kernelseam.distributed.plan import parts
 from kernelseam.distributed.ring import Ring
+from kernelseam.distributed.sums import Sum
 from kernelseam.distributed.transfers import all_gather, reduce_scatter
 
 Tensor = Any
@@ -42,11 +39,10 @@ def _parts(ring: Ring) -> Any:
     return parts(ring.mask, queries, (Run(0, ring.mask.rows_k),))
 
 
-def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> State:
-    """The state of this rank's queries over all keys."""
-    state = State((*q.shape[:-1], v.shape[-1]), q)
-    add_parts(state, q, *_whole(ring, k, v), _parts(ring), options, last=True)
-    return state
+def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """(result, LSE) of this rank's queries over all keys."""
+    seen = _parts(ring)
+    return pieces.forward(q, [(*_whole(ring, k, v), seen)], seen, v.shape[-1], options)
 
 
 def backward(
@@ -61,22 +57,19 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of this rank's rows, given the gradients of the result and of the LSE."""
     wide, axis = wider(q.dtype), ring.axis
-    dq = torch.zeros_like(q, dtype=wide, memory_format=torch.contiguous_format)
     all_k, all_v = _whole(ring, k, v)
-    dk, dv = (
-        torch.zeros_like(x, dtype=wide, memory_format=torch.contiguous_format)
-        for x in (all_k, all_v)
-    )
-    add_gradients((dq, dk, dv), given, q, all_k, all_v, out, lse, _parts(ring), options)
+    dq, dk, dv = sums = Sum(q), Sum(all_k), Sum(all_v)
+    add_gradients(sums, given, q, all_k, all_v, out, lse, _parts(ring), options)
     by_rank = torch.stack(
         [
             torch.cat([a.reshape(-1), b.reshape(-1)])
             for a, b in zip(
-                *(parted(x, axis.size, 2, ring.balanced) for x in (dk, dv)), strict=True
+                *(parted(x.result(wide), axis.size, 2, ring.balanced) for x in (dk, dv)),
+                strict=True,
             )
         ]
     )
     own = reduce_scatter(
         axis, by_rank, f"reduce-scatter of dK and dV on rank {axis.index} of {axis.size}"
     )
-    return dq, own[: k.numel()].view(k.shape), own[k.numel() :].view(v.shape)
+    return dq.result(q.dtype), own[: k.numel()].view(k.shape), own[k.numel() :].view(v.shape)

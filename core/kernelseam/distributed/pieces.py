@@ -1,9 +1,8 @@
-"""A rank's queries over the keys at hand: the calls of a plan, their states joined in float32, and
-their gradients. A state is (result, LSE) of the keys seen so far."""
+"""A rank's queries over the keys at hand: the calls of a plan and their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 import torch
 
 from kernelseam.distributed.mods import Mods
+from kernelseam.distributed.partials import Partials, wider
 from kernelseam.distributed.plan import Part
+from kernelseam.distributed.sums import Sum
 from kernelseam.interop import torch_attention
 
 Tensor = Any
@@ -38,82 +39,41 @@ class Options:
     round it."""
 
 
-@dataclass(eq=False)
-class State:
-    """Results [B, H, S_q, D_v] and LSEs [B, H, S_q] over the keys seen so far, in float32 (float64
-    where q is)."""
-
-    shape: tuple[int, ...]
-    like: Tensor
-    _out: Tensor | None = None
-    _lse: Tensor | None = None
-
-    @property
-    def out(self) -> Tensor:
-        self._begin()
-        return self._out
-
-    @property
-    def lse(self) -> Tensor:
-        self._begin()
-        return self._lse
-
-    def _begin(self) -> None:
-        """Where nothing is joined yet, no key was seen."""
-        if self._out is None:
-            wide = wider(self.like.dtype)
-            self._out = self.like.new_zeros(self.shape, dtype=wide)
-            self._lse = self.like.new_full(self.shape[:-1], -torch.inf, dtype=wide)
-
-    def add(self, first: int, out: Tensor, lse: Tensor, rounded: bool = False) -> None:
-        """Join what rows first … saw of other keys; the state may keep both tensors. ``rounded``:
-        nothing else will be joined, and the result may stay of its dtype."""
-        rows = out.shape[2]
-        if self._out is None and rows == self.shape[2]:
-            self._out, self._lse = out if rounded else out.to(lse.dtype), lse
-            return
-        out = out.to(lse.dtype)
-        so_far, sums = self.out[:, :, first : first + rows], self.lse[:, :, first : first + rows]
-        # The part's share, e^b / (e^a + e^b). One that saw no key has none, whatever the other is;
-        # NaN stays NaN.
-        share = torch.sigmoid(lse - sums).masked_fill_(lse == -torch.inf, 0)
-        so_far.lerp_(out, share.unsqueeze(-1))
-        torch.logaddexp(sums, lse, out=sums)
-
-
-def wider(dtype: Any) -> Any:
-    """The dtype of sums."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def add_parts(
-    state: State,
+def forward(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    parts: Sequence[Part],
+    k_and_v: Iterable[tuple[Tensor, Tensor, Sequence[Part]]],
+    all_parts: Sequence[Part],
+    value_dim: int,
     options: Options,
-    last: bool = False,
-) -> None:
-    """Join the state with what q [B, H, S_q, D] sees of k [B, H_kv, S_k, D] and v. ``last``: there
-    are no other keys, before or after."""
+) -> tuple[Tensor, Tensor]:
+    """(result, LSE) of q [B, H, S_q, D] over keys [B, H_kv, S_k, D] and values that come one after
+    the other, each with what is seen of them. ``all_parts``: of all of them."""
     wide = wider(q.dtype)
-    alone = last and options.narrow and len(parts) == 1 and parts[0].m == q.shape[2]
-    narrow = alone or options.states == q.dtype
-    for part in parts:
-        operands, given, moved = _call(part, q, k, v, options)
-        # The descriptor's results are q's dtype or float32.
-        asked = {"out_dtype": "float32"} if wide == torch.float32 and not narrow else {}
-        out, lse = torch_attention.forward(
-            operands, {**options.forward, **given, **asked, "return_lse": True}
-        )
-        if part.offsets is not None:
-            out, lse = out.transpose(0, 1).unsqueeze(0), lse.unsqueeze(0)
-        state.add(part.query, out, lse if moved is None else lse + moved, alone)
+    dtype = q.dtype if options.narrow else wide
+    shape = (*q.shape[:-1], value_dim)
+    # One call that sees all keys may round its result.
+    alone = len(all_parts) == 1 and all_parts[0].m == q.shape[2]
+    partials = Partials(
+        shape,
+        q,
+        dtype if alone else options.states or wide,
+        all_parts,
+        options.forward.get("backend"),
+    )
+    for k, v, parts in k_and_v:
+        for part in parts:
+            operands, given, moved = _call(part, q, k, v, options)
+            out, lse = partials.room(part)
+            operands["out"] = out if part.offsets is None else out[0].transpose(0, 1)
+            _, made = torch_attention.forward(
+                operands, {**options.forward, **given, "return_lse": True}
+            )
+            lse.copy_(made if moved is None else made + moved)
+    return partials.result(dtype)
 
 
 def add_gradients(
-    grads: tuple[Tensor, Tensor, Tensor],
+    sums: tuple[Sum, Sum, Sum],
     given: tuple[Tensor | None, Tensor | None],
     q: Tensor,
     k: Tensor,
@@ -123,34 +83,33 @@ def add_gradients(
     parts: Sequence[Part],
     options: Options,
 ) -> None:
-    """Add to dq, dk and dv what comes of these keys, given the gradients of the result and of the
-    LSE over all keys, and both of them."""
+    """Add to the sums of dq, dk and dv what comes of these keys, given the result and the LSE over
+    all keys, and the gradients of both."""
     for part in parts:
         operands, asked, moved = _call(part, q, k, v, options)
         rows = slice(part.query, part.query + part.m)
-        keys = slice(part.key, part.key + part.n)
         of_rows = [None if x is None else x[:, :, rows] for x in (*given, out, lse)]
         if moved is not None:
             of_rows[3] = of_rows[3] - moved
-        dout, dlse, result, sums = of_rows
+        dout, dlse, result, of_lse = of_rows
         if part.offsets is not None:
             dout, result = (None if x is None else x[0].transpose(0, 1) for x in (dout, result))
-            dlse, sums = (None if x is None else x[0] for x in (dlse, sums))
+            dlse, of_lse = (None if x is None else x[0] for x in (dlse, of_lse))
         gradients = torch_attention.gradients(
             dout,
             dlse,
             operands,
             result,
-            sums,
+            of_lse,
             bias_gradient=False,
             sink_gradient=False,
             **options.backward,
             **asked,
         )
-        for total, x, where in zip(grads, gradients[:3], (rows, keys, keys), strict=True):
-            if part.offsets is not None:
-                x = x.transpose(0, 1).unsqueeze(0)
-            total[:, :, where] += x
+        for total, x, begin in zip(
+            sums, gradients[:3], (part.query, part.key, part.key), strict=True
+        ):
+            total.add(begin, x if part.offsets is None else x.transpose(0, 1).unsqueeze(0))
 
 
 def _call(

@@ -23,7 +23,7 @@ from kernelseam.distributed.operands import (
     own_tensors,
 )
 from kernelseam.distributed.order import ORDERS, joined, parted
-from kernelseam.distributed.pieces import wider
+from kernelseam.distributed.partials import wider
 from kernelseam.distributed.ranks import Axis, axis_of
 from kernelseam.distributed.transfers import Transfer, start_gather, start_scatter, start_sum
 from kernelseam.errors import InvalidValue

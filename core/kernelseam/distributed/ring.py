@@ -10,21 +10,19 @@ has kept its own part. Of that, a portion is computed at the end, while the sums
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kernelseam.distributed import pieces
 from kernelseam.distributed.order import runs
-from kernelseam.distributed.pieces import (
-    Options,
-    State,
-    add_gradients,
-    add_parts,
-    wider,
-)
+from kernelseam.distributed.partials import deepest, wider
+from kernelseam.distributed.pieces import Options, add_gradients
 from kernelseam.distributed.plan import Mask, Part, opening_and_closing, parts, reach
 from kernelseam.distributed.ranks import Axis
+from kernelseam.distributed.sums import Sum
 from kernelseam.distributed.transfers import Transfer, exchange
 
 Tensor = Any
@@ -45,12 +43,21 @@ class Ring:
         return (self.axis.index - step) % self.axis.size
 
     def parts(self, step: int) -> tuple[Part, ...]:
-        size = self.axis.size
+        return self._parts(self.axis.index, step)
+
+    def _parts(self, place: int, step: int) -> tuple[Part, ...]:
+        size, mask = self.axis.size, self.mask
         return parts(
-            self.mask,
-            runs(self.axis.index, size, self.mask.rows_q, self.balanced),
-            runs(self.source(step), size, self.mask.rows_k, self.balanced),
+            mask,
+            runs(place % size, size, mask.rows_q, self.balanced),
+            runs((place - step) % size, size, mask.rows_k, self.balanced),
         )
+
+    def sums_dtype(self, place: int, step: int, dtype: Any) -> Any:
+        """Of the sums of dK and dV that leave a place after a step: their own where the place is
+        the first that adds to them, and once to each row, as nothing is lost then."""
+        once = deepest((p.key, p.n) for p in self._parts(place, 1)) <= 1
+        return dtype if step == 1 and once else wider(dtype)
 
     def of_no_document(self, device: Any) -> Tensor | None:
         """Which of this rank's rows lie before the first packed document or after the last, bool
@@ -128,18 +135,20 @@ class _Keys:
         )
 
 
-def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> State:
-    """The state of this rank's queries over all keys."""
-    state = State((*q.shape[:-1], v.shape[-1]), q)
-    keys = _Keys(ring, k, v)
-    for step in range(ring.steps()):
-        transfer = keys.pass_on(step)
-        if ring.arrives(step):
-            only = ring.steps() == 1
-            add_parts(state, q, *keys.views(step), ring.parts(step), options, last=only)
-        transfer.wait()
-        keys.turn()
-    return state
+def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """(result, LSE) of this rank's queries over all keys."""
+
+    def at_hand() -> Iterator[tuple[Tensor, Tensor, Sequence[Part]]]:
+        keys = _Keys(ring, k, v)
+        for step in range(ring.steps()):
+            transfer = keys.pass_on(step)
+            if ring.arrives(step):
+                yield *keys.views(step), ring.parts(step)
+            transfer.wait()
+            keys.turn()
+
+    seen = [p for t in range(ring.steps()) if ring.arrives(t) for p in ring.parts(t)]
+    return pieces.forward(q, at_hand(), seen, v.shape[-1], options)
 
 
 def backward(
@@ -153,54 +162,53 @@ def backward(
     options: Options,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv of this rank's rows, given the gradients of the result and of the LSE."""
-    wide, axis = wider(q.dtype), ring.axis
-    dq = torch.zeros_like(q, dtype=wide, memory_format=torch.contiguous_format)
-    split, size = k.numel(), k.numel() + v.numel()
-    keys = _Keys(ring, k, v)
-    kept = k.new_zeros(0)  # this rank's part of its own keys' gradients
-    home: Tensor | None = None  # the others' parts
+    axis, keys, dq = ring.axis, _Keys(ring, k, v), Sum(q)
+    kept = Sum(k), Sum(v)  # of this rank's own keys
+    home: list[Tensor] = []  # the others' parts
     coming: Transfer | None = None
-    arriving: Tensor | None = None
+    arriving: list[Tensor] = []
     busy: list[Transfer] = []
     only = ring.steps() == 1
     opening, closing = (ring.parts(0), ()) if only else opening_and_closing(ring.parts(0))
 
-    def add(own: Tensor, k: Tensor, v: Tensor, parts: tuple[Part, ...]) -> None:
-        """``own``: the sums of dK and dV."""
-        dk, dv = own[:split].view(k.shape), own[split:].view(v.shape)
-        add_gradients((dq, dk, dv), given, q, k, v, out, lse, parts, options)
+    def add(own: tuple[Sum, Sum], k: Tensor, v: Tensor, parts: tuple[Part, ...]) -> None:
+        add_gradients((dq, *own), given, q, k, v, out, lse, parts, options)
+
+    def receive(place: int, step: int) -> list[Tensor]:
+        dtype = ring.sums_dtype(place, step, k.dtype)
+        return [torch.empty(x.shape, dtype=dtype, device=x.device) for x in (k, v)]
 
     for step in range(ring.steps()):
         transfer = keys.pass_on(step)
-        own: Tensor | None = None
+        own: tuple[Sum, Sum] | None = None
         if ring.arrives(step):
-            own = k.new_zeros(size, dtype=wide)
+            own = (Sum(k), Sum(v)) if step else kept
             add(own, *keys.views(step), ring.parts(step) if step else opening)
         if coming is not None:
             coming.wait()
-            if arriving is not None:
+            for i, x in enumerate(arriving):
                 assert own is not None
-                own += arriving
+                own[i].add(0, x)
         for sent in busy:
             sent.wait()
         busy, sends, receives = [], [], []
-        arriving = None
-        if step == 0:
-            assert own is not None
-            kept, own = own, None
-        if own is not None and ring.goes_on(step):
-            sends.append((own, axis.index + 1))
+        arriving, summed = [], list[Tensor]()
+        if step and own is not None:
+            dtype = ring.sums_dtype(axis.index, step, k.dtype)
+            summed = [x.result(dtype) for x in own]
+        if ring.goes_on(step):
+            sends += [(x, axis.index + 1) for x in summed]
         if step and step + 1 < ring.steps() and ring.arrives(step + 1):
-            arriving = k.new_empty(size, dtype=wide)
-            receives.append((arriving, axis.index - 1))
+            arriving = receive(axis.index - 1, step)
+            receives += [(x, axis.index - 1) for x in arriving]
         coming = exchange(axis, sends, receives, ring.named("sums of dK and dV", step), _SUMS)
         # Then, from the last that sees them, sums go home.
         sends, receives = [], []
-        if own is not None and not ring.goes_on(step):
-            sends.append((own, ring.source(step)))
+        if not ring.goes_on(step):
+            sends += [(x, ring.source(step)) for x in summed]
         if step and ring.reach(axis.index) == step:
-            home = k.new_empty(size, dtype=wide)
-            receives.append((home, axis.index + step))
+            home = receive(axis.index + step, step)
+            receives += [(x, axis.index + step) for x in home]
         busy.append(exchange(axis, sends, receives, ring.named("dK and dV back", step), _SUMS))
         transfer.wait()
         keys.turn()
@@ -209,6 +217,6 @@ def backward(
         coming.wait()
     for sent in busy:
         sent.wait()
-    if home is not None:
-        kept += home
-    return dq, kept[:split].view(k.shape), kept[split:].view(v.shape)
+    for i, x in enumerate(home):
+        kept[i].add(0, x)
+    return dq.result(q.dtype), kept[0].result(k.dtype), kept[1].result(v.dtype)

@@ -10,7 +10,8 @@ import torch
 
 from kernelseam.distributed import gathered, heads, ring
 from kernelseam.distributed.mods import Mods
-from kernelseam.distributed.pieces import Options, wider
+from kernelseam.distributed.partials import wider
+from kernelseam.distributed.pieces import Options
 from kernelseam.distributed.plan import Mask
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.ring import Ring
@@ -76,8 +77,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         around, method, options, out_dtype = setup
         by = gathered if method == "all_gather" else ring
-        state = by.forward(around, q, k, v, options)
-        out, lse = state.out, state.lse
+        out, lse = by.forward(around, q, k, v, options)
         if sinks is not None:
             with_sink = torch.logaddexp(lse, sinks.to(lse.dtype).view(1, -1, 1))
             out *= torch.exp(lse - with_sink).masked_fill_(lse == -torch.inf, 0).unsqueeze(-1)

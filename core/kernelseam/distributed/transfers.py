@@ -64,14 +64,17 @@ def measured() -> Iterator[Measured]:
 class Transfer:
     """Sends and receives under way."""
 
-    def __init__(self, works: Sequence[Any], step: str, like: Tensor, sent: int) -> None:
-        self._works, self._step, self._like = works, step, like
+    def __init__(
+        self, works: Sequence[Any], step: str, like: Tensor, sent: int, kept: object = ()
+    ) -> None:
+        """``kept``: what must live until all is sent and received."""
+        self._works, self._step, self._like, self._kept = works, step, like, kept
         for m in _measuring:
             m.sent += sent
 
     def wait(self) -> None:
         """Have the current stream wait until all is sent and received."""
-        works, self._works = self._works, ()
+        works, self._works, self._kept = self._works, (), ()
         if not works:
             return
         with _waiting(self._like), _named(self._step):
@@ -98,7 +101,7 @@ def exchange(
     ]
     with _named(step):
         works = dist.batch_isend_irecv(operations)
-    return Transfer(works, step, given[0][1], sum(_bytes(x) for x, _ in sends))
+    return Transfer(works, step, given[0][1], sum(_bytes(x) for x, _ in sends), given)
 
 
 def all_gather(axis: Axis, x: Tensor, step: str) -> Tensor:

@@ -16,7 +16,18 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
-    from kernelseam.distributed import gathered, mods, order, pieces, plan, ring, running, transfers
+    from kernelseam.distributed import (
+        gathered,
+        mods,
+        order,
+        pieces,
+        plan,
+        ring,
+        running,
+        sums,
+        transfers,
+    )
+    from kernelseam.ops import merge
 
     def replace(where: Any, name: str, value: Any) -> Any:
         return mock.patch.object(where, name, value)
@@ -28,13 +39,13 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
                 replace(ring.Ring, "parts", lambda self, t: right(self, t) if t != 1 else ())
             )
         elif fault == "wrong merge":
+            joined = merge.merge_states
 
-            def add(self: Any, first: int, out: Any, lse: Any, rounded: bool = False) -> None:
-                rows = slice(first, first + out.shape[2])
-                self.out[:, :, rows] += out
-                torch.logaddexp(self.lse[:, :, rows], lse, out=self.lse[:, :, rows])
+            def added(outs: Any, lses: Any, **given: Any) -> Any:
+                out, lse = joined(outs, lses, **given)
+                return out.copy_(outs.where(lses.unsqueeze(-1) > -torch.inf, 0).sum(0)), lse
 
-            stack.enter_context(replace(pieces.State, "add", add))
+            stack.enter_context(replace(merge, "merge_states", added))
         elif fault == "lost wait":
             late: list[Any] = []
             wait, right_forward = transfers.Transfer.wait, ring.forward
@@ -75,11 +86,11 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
         elif fault == "keys' gradients counted twice":
             whole = pieces.add_gradients
 
-            def alone(grads: Any, *given: Any) -> None:
-                whole(grads, *given)
-                grads[1].mul_(2)
+            def twice(of: Any, *given: Any) -> None:
+                whole(of, *given)
+                whole((sums.Sum(of[0]._like), of[1], sums.Sum(of[2]._like)), *given)
 
-            stack.enter_context(replace(ring, "add_gradients", alone))
+            stack.enter_context(replace(ring, "add_gradients", twice))
         elif fault == "sink counted by every rank":
             of = running._of_sinks
             stack.enter_context(replace(running, "_of_sinks", lambda *a: of(*a) * 2))
