@@ -51,7 +51,8 @@ def main() -> None:
 
     tokens = options.tokens // size
     mine = layer(tokens, options.experts // size)
-    sides = [Side(f"{n} chunks", mine.over_ranks(n, None)) for n in options.chunks]
+    sides = [Side("tokens once", mine.once())]
+    sides += [Side(f"{n} chunks", mine.over_ranks(n, None)) for n in options.chunks]
     for factor in options.capacity:
         rows = -(-int(factor * tokens * options.chosen) // options.experts)
         sides.append(Side(f"capacity {rows}", mine.over_ranks(options.chunks[-1], rows)))
@@ -115,6 +116,20 @@ class Layer:
             )
             chosen = y.index_select(0, self._places).unflatten(0, (-1, self._chosen))
             return self._with_gradients(torch.bmm(self._weights.to(y.dtype), chosen).squeeze(1))
+
+        return run
+
+    def once(self) -> Callable[[], tuple[Any, Callable[[], None]]]:
+        def run() -> tuple[Any, Callable[[], None]]:
+            y = distributed.grouped_mm(
+                self._x,
+                [self._up, swiglu, self._down],
+                self._offs,
+                group=dist.group.WORLD,
+                a_indices=self._taken.int(),
+                out_factors=self._factors,
+            )
+            return self._with_gradients(y)
 
         return run
 

@@ -32,6 +32,18 @@ def test_results_and_gradients(
         assert max(made.values()) < 1e-13, made
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("factors", [False, True])
+@pytest.mark.parametrize("form", ["one", "layer"])
+def test_tokens_go_once_and_their_sums_come_back(
+    ranks: Ranks, form: str, factors: bool, size: int
+) -> None:
+    for made in ranks.run(distributed_experts.of_tokens, form, factors, ranks=size):
+        assert isinstance(made, dict), made
+        single = made.pop("d_factors", 0.0)  # float32
+        assert max(made.values()) < 1e-13 and single < 1e-6, (made, single)
+
+
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 def test_dtypes(ranks: Ranks, dtype: str, within: float) -> None:
     for made in ranks.run(distributed_experts.layer, "layer", 2, None, dtype, check=True, ranks=3):

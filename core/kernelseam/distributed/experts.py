@@ -5,7 +5,7 @@ travel, those of another are multiplied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,24 +19,28 @@ from kernelseam.distributed.agreement import agree
 from kernelseam.distributed.operands import check_axes, check_names, own_tensors
 from kernelseam.distributed.ranks import Axis, axis_of
 from kernelseam.distributed.routes import Route
+from kernelseam.distributed.tokens import Layer, Rows
 from kernelseam.distributed.transfers import all_gather
 from kernelseam.errors import InvalidValue
 from kernelseam.interop.torch_function import autocast, check_bwd_implementation, wanted
 from kernelseam.interop.torch_grouped import grouped_mm as product
 
 Tensor = Any
-Rows = Callable[[Tensor], Tensor]
+Function = Callable[[Tensor], Tensor]
+_OF_TOKENS = ("a_indices", "out_factors")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def grouped_mm(
     a: Tensor,
-    b: Tensor | Sequence[Tensor | Rows],
+    b: Tensor | Sequence[Tensor | Function],
     offs: Tensor,
     *,
     group: Any,
+    a_indices: Tensor | None = None,
+    out_factors: Tensor | None = None,
     capacity: int | None = None,
-    chunks: int = 2,
+    chunks: int | None = None,
     precision: str | None = None,
     backend: str | None = None,
     implementation: str | None = None,
@@ -57,22 +61,28 @@ def grouped_mm(
     ``capacity`` rows for each expert, taken or not: of more rows that a rank has for an expert, the
     last ones are dropped. Rows that are dropped and rows behind the last expert's come out as 0.
 
-    The experts of a rank go in ``chunks`` (as many as there are experts, at most): the rows of the
-    next one travel while those of one are multiplied, in the gradients too.
+    The experts of a rank go in ``chunks`` (2 by default, as many as there are experts, at most):
+    the rows of the next one travel while those of one are multiplied, in the gradients too.
+
+    With ``a_indices``, int32 [T], row i is row a_indices[i] of a [tokens, K], and the result
+    [tokens, N] has of each token the sum of its rows, each times ``out_factors[i]``, float32 [T],
+    where that is given: a whole layer of experts with its router's weights. A token then goes once
+    to each rank that has any of its experts, and its sum there, rounded to a's dtype, comes back.
+    The last step has to be weights; ``capacity`` and ``chunks`` are refused.
 
     Every rank calls it alike and walks its gradients back alike, one without rows, too: a rank
     whose loss does not depend on its result, or that asks for other gradients, leaves the others
     waiting.
 
-    Gradients flow to a and to the weights, those of the sum of all ranks' losses: each rank has its
-    experts' whole gradients. They are not differentiated again. float16, bfloat16, float32 and
-    float64. Raises as ``attention``; for ``offs`` that are not ascending, or end behind a, on every
+    Gradients flow to a, the weights and ``out_factors``, those of the sum of all ranks' losses:
+    each rank has its experts' whole gradients. They are not differentiated again. float16,
+    bfloat16, float32 and float64. Raises as ``attention``; for ``offs`` that are not ascending, or end behind a, on every
     rank, unless they are on a GPU and there is a capacity.
     """
     axis = axis_of(group)
 
     def make() -> tuple[_ShardedProduct, dict[str, object]]:
-        call = _checked(axis, a, b, offs, capacity, chunks)
+        call = _checked(axis, a, b, offs, (a_indices, out_factors), capacity, chunks)
         names = {"backend": backend, "implementation": implementation}
         check_names(**names)
         if precision is not None:
@@ -85,16 +95,24 @@ def grouped_mm(
 
 
 def _checked(
-    axis: Axis, a: Tensor, b: Any, offs: Tensor, capacity: int | None, chunks: int
+    axis: Axis,
+    a: Tensor,
+    b: Any,
+    offs: Tensor,
+    of_tokens: tuple[Any, Any],
+    capacity: int | None,
+    chunks: int | None,
 ) -> _ShardedProduct:
     steps = list(b) if (listed := isinstance(b, list | tuple)) else [b]
     named = {f"b[{i}]" if listed else "b": x for i, x in enumerate(steps)}
     weights = {n: x for n, x in named.items() if isinstance(x, torch.Tensor) or not callable(x)}
     if not weights:
         raise InvalidValue("b", f"{len(steps)} steps", "must have weights", "Give [E/n, K, N]")
-    operands = own_tensors({"a": a, "offs": offs, **weights}, ("a", "offs", *weights))
+    given = {n: x for n, x in zip(_OF_TOKENS, of_tokens, strict=True) if x is not None}
+    needed = ("a", "offs", *weights)
+    operands = own_tensors({"a": a, "offs": offs, **weights, **given}, needed)
     operands = autocast(operands, ("a", *weights))
-    wanted(operands, ("a", *weights))
+    wanted(operands, ("a", *weights, "out_factors"))
     a, offs = operands["a"], operands["offs"]
     check_axes("a", a, "T, K")
     check_axes("offs", offs, "E")
@@ -133,19 +151,63 @@ def _checked(
     if capacity is not None:
         most = MAX_EXTENT // max(experts * a.shape[1], 1)  # elements that are sent
         capacity = integer("capacity", capacity, 1, most, "Lower it, or leave it out")
-    parts = max(min(extent("chunks", chunks, 1), each), 1)
+    parts = max(min(extent("chunks", 2 if chunks is None else chunks, 1), each), 1)
+    rows = None
+    if given:
+        _check_tokens(operands, steps, {"capacity": capacity, "chunks": chunks})
+        rows = Rows(operands["a_indices"], operands.get("out_factors"), offs)
     said: dict[str, object] = {
         "a": f"{a.dtype} [T, {a.shape[1]}]" + " with gradients" * a.requires_grad,
         "offs": f"[{experts}]",
         **{n: f"{[*operands[n].shape]}" + " with gradients" * x.requires_grad
            for n, x in ((n, operands[n]) for n in weights)},
         "b": f"{len(steps)} steps",
+        **{n: "given" + " with gradients" * operands[n].requires_grad for n in given},
         "capacity": capacity,
         "chunks": chunks,
     }  # fmt: skip
-    return _ShardedProduct(
-        axis, a, [operands.get(n, x) for n, x in named.items()], offs, capacity, parts, said, {}
-    )
+    steps = [operands.get(n, x) for n, x in named.items()]
+    return _ShardedProduct(axis, a, steps, offs, rows, capacity, parts, said, {})
+
+
+def _check_tokens(operands: Mapping[str, Tensor], steps: Sequence[Any], others: Any) -> None:
+    """Refuse what does not go with rows of tokens."""
+    for name, value in others.items():
+        if value is not None:
+            raise InvalidValue(
+                name, value, "is for rows of a, not for tokens'", "Leave out it or a_indices"
+            )
+    if "a_indices" not in operands:
+        raise InvalidValue(
+            "a_indices", None, "must say of which token each of out_factors is", "Give it"
+        )
+    if not isinstance(steps[-1], torch.Tensor):
+        raise InvalidValue(
+            f"b[{len(steps) - 1}]",
+            "a function",
+            "must be weights where a_indices is given: their products' rows are added up",
+            "Apply it to the result, or leave out a_indices",
+        )
+    for name in _OF_TOKENS:
+        x = operands.get(name)
+        dtype = torch.int32 if name == "a_indices" else torch.float32
+        shape = tuple(operands["a_indices"].shape)
+        if x is not None and (x.dtype is not dtype or x.ndim != 1 or tuple(x.shape) != shape):
+            raise InvalidValue(
+                name,
+                f"{x.dtype} {list(x.shape)}",
+                f"must be {dtype} [T]" + f" = {list(shape)}" * (len(shape) == 1),
+                "Give one for each row",
+            )
+    indices, tokens = operands["a_indices"], operands["a"].shape[0]
+    if indices.device.type == "cpu":
+        for i in ((indices < 0) | (indices >= tokens)).nonzero().flatten().tolist()[:1]:
+            raise InvalidValue(
+                f"a_indices[{i}]",
+                int(indices[i]),
+                f"must be from 0 to {tokens - 1}, a row of a",
+                "Correct it",
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,12 +218,16 @@ class _ShardedProduct:
     a: Tensor
     steps: list[Any]
     offs: Tensor
+    rows: Rows | None
     capacity: int | None
     chunks: int
     said: dict[str, object]
     options: dict[str, Any]
 
     def run(self) -> Tensor:
+        if self.rows is not None:
+            layer = Layer(self.axis, self.steps, self.rows, self.options, self._step(""))
+            return layer.run(self.a, _check_ends, self._applied)
         own = pad(self.offs, (0, 1), value=self.a.shape[0])
         gathered = all_gather(self.axis, own, self._step("exchange of counts"))
         ends = gathered[:, :-1]
@@ -273,16 +339,20 @@ class _ShardedProduct:
                 place = torch.arange(len(x), device=x.device)
                 taken = keys < experts if i > products[-1] else place < offs[-1:]
                 x = x.where(taken[:, None], 0)
-            y = step(x)
-            if not isinstance(y, torch.Tensor) or y.ndim != 2 or len(y) != len(x):
-                raise InvalidValue(
-                    f"b[{i}]",
-                    f"a function that makes {_shape_of(y)} of {list(x.shape)}",
-                    "must return as many rows",
-                    "Return [rows, columns]",
-                )
-            x = y
+            x = self._applied(i, x)
         return x
+
+    def _applied(self, i: int, x: Tensor) -> Tensor:
+        """What a step that is a function makes of rows."""
+        y = self.steps[i](x)
+        if not isinstance(y, torch.Tensor) or y.ndim != 2 or len(y) != len(x):
+            raise InvalidValue(
+                f"b[{i}]",
+                f"a function that makes {_shape_of(y)} of {list(x.shape)}",
+                "must return as many rows",
+                "Return [rows, columns]",
+            )
+        return y
 
     def _experts(self) -> list[slice]:
         """Chunks of a rank's experts, nearly even."""

@@ -115,6 +115,76 @@ def layer(
     }
 
 
+TOKENS = 7
+"""Of each rank; rank 1 has none."""
+
+
+def of_tokens(
+    group: Any, form: str, factors: bool, dtype: str = "float64", **options: Any
+) -> dict[str, Any]:
+    """The errors of this rank's result and gradients, of rows that are tokens, each in several
+    rows and some in none, and two rows behind the last expert's."""
+    import torch
+    import torch.distributed as dist
+    from gloo_ranks import device_of
+    from kernelseam import distributed
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    kind, device = getattr(torch, dtype), device_of(group)
+    mine = slice(rank * (EXPERTS // size), (rank + 1) * (EXPERTS // size))
+    names = ("one",) if form == "one" else ("up", "down")
+    all_weights = {n: torch.from_numpy(operands(0, 1)[n]).to(device, kind) for n in names}
+    leaves = [x.double().requires_grad_() for x in all_weights.values()]
+
+    def tensors(of: int) -> tuple[Any, ...]:
+        rng, rows = np.random.default_rng(200 + of), len(operands(of, size)["a"])
+        tokens = TOKENS if rows else 0
+        x, dy = (torch.from_numpy(rng.standard_normal((tokens, n))) for n in (K, N))
+        indices = torch.from_numpy(rng.integers(0, max(tokens - 1, 1), rows).astype(np.int32))
+        weights = torch.from_numpy(rng.random(rows, np.float32))
+        offs = torch.from_numpy(operands(of, size)["offs"])
+        return *(y.to(device, kind) for y in (x, dy)), *(
+            y.to(device) for y in (indices, weights, offs)
+        )
+
+    x, dy, indices, weights, offs = tensors(rank)
+    own = [all_weights[n][mine].detach().clone().requires_grad_() for n in names]
+    leaf, f = x.clone().requires_grad_(), weights.clone().requires_grad_()
+    y = distributed.grouped_mm(
+        leaf,
+        own[0] if form == "one" else [own[0], swiglu, own[1]],
+        offs,
+        group=group,
+        a_indices=indices,
+        out_factors=f if factors else None,
+        **options,
+    )
+    y.backward(dy)
+
+    wanted, loss = [], torch.zeros((), dtype=torch.float64, device=device)
+    for of in range(size):
+        x, dy, indices, weights, _ = tensors(of)
+        x, weights = x.double().requires_grad_(), weights.double().requires_grad_()
+        rows, experts = torch.from_numpy(kept(of, None)).to(device)
+        z = x[indices[rows].long()]
+        for i, w in enumerate(leaves):
+            z = torch.einsum("tk,tkn->tn", swiglu(z) if i else z, w[experts])
+        z = z * weights[rows, None] if factors else z
+        result = x.new_zeros(len(x), N).index_add(0, indices[rows], z)
+        loss += (result * dy.double()).sum()
+        wanted.append((x, weights, result))
+    loss.backward()
+    x, weights, result = wanted[rank]
+    pairs = {"y": (y, result), "da": (leaf.grad, x.grad)}
+    if factors:
+        pairs["d_factors"] = f.grad, weights.grad
+    pairs |= {f"d_{n}": (w.grad, v.grad[mine]) for n, w, v in zip(names, own, leaves, strict=True)}
+    return {
+        n: float((p.double() - q).abs().max() / q.abs().max().clamp(min=1)) if q.numel() else 0.0
+        for n, (p, q) in pairs.items()
+    }
+
+
 @contextmanager
 def _recorded(names: list[str]) -> Iterator[None]:
     """Write down what routes begin and wait for, and products."""
