@@ -80,3 +80,11 @@ def test_experts(ranks: Ranks, dtype: str, within: float, capacity: int | None) 
     for made in ranks.run(distributed_experts.layer, "layer", 3, capacity, dtype):
         assert isinstance(made, dict), made
         assert max(made.values()) < within, made
+
+
+@pytest.mark.parametrize("form", ["one", "layer"])
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-4), ("bfloat16", 3e-2)])
+def test_experts_of_tokens(ranks: Ranks, dtype: str, within: float, form: str) -> None:
+    for made in ranks.run(distributed_experts.of_tokens, form, True, dtype):
+        assert isinstance(made, dict), made
+        assert max(made.values()) < within, made

@@ -46,9 +46,12 @@ def test_tokens_go_once_and_their_sums_come_back(
 
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 def test_dtypes(ranks: Ranks, dtype: str, within: float) -> None:
-    for made in ranks.run(distributed_experts.layer, "layer", 2, None, dtype, check=True, ranks=3):
-        assert isinstance(made, dict), made
-        assert max(made.values()) < within, made
+    for way in (("layer", 2, None), ("of_tokens", True)):
+        name, *given = way
+        function = getattr(distributed_experts, name)
+        for made in ranks.run(function, "layer", *given, dtype, check=True, ranks=3):
+            assert isinstance(made, dict), made
+            assert max(made.values()) < within, made
 
 
 def test_functions_that_learn_see_no_memory_of_free_slots(ranks: Ranks) -> None:
@@ -79,8 +82,19 @@ def test_one_exchange_tells_how_many_rows_come(ranks: Ranks) -> None:
         assert sent == expected
 
 
+def test_a_token_is_sent_once_to_a_rank(ranks: Ranks) -> None:
+    """Bytes sent: counts, the token and the factor of each row, and a token there and back for each
+    rank that has any of its experts."""
+    for sent, expected in ranks.run(distributed_experts.bytes_of_tokens, ranks=3):
+        assert sent == expected
+
+
 @pytest.mark.parametrize(
-    "fault", ["experts of other rows", "results of the row before", "gradients not sent back"]
+    "fault",
+    [
+        *("experts of other rows", "results of the row before", "gradients not sent back"),
+        *("a token of the row before", "a rank's sums left out"),
+    ],
 )
 def test_a_planted_fault_is_seen(ranks: Ranks, fault: str) -> None:
     made = ranks.run(distributed_experts.faulty, fault, ranks=2)

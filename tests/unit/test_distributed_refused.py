@@ -233,6 +233,9 @@ def test_what_pages_do_not_fit_is_refused(ranks: Ranks, check: bool) -> None:
         refused(made, message.replace("{by}", "rank 0 of 2 refuses it: " if check else ""))
 
 
+_FIVE = torch.arange(5, dtype=torch.int32)
+
+
 @pytest.mark.parametrize(
     ("function", "changes", "message"),
     [
@@ -266,6 +269,19 @@ def test_what_pages_do_not_fit_is_refused(ranks: Ranks, check: bool) -> None:
          r"^offs\[0\] = 6: must be from 0, the end before, to T = 5 \(rank 0 of 1\)\. Give asc"),
         ("grouped_mm", {"a": torch.zeros(5, 4, dtype=torch.int8)}, r"^a = torch\.int8: must be "),
         ("grouped_mm", {"capacity": 0}, r"^capacity = 0: must be from 1 to "),
+        ("grouped_mm", {"chunks": 0}, r"^chunks = 0: must be from 1 to "),
+        ("grouped_mm", {"a_indices": _FIVE, "capacity": 3},
+         r"^capacity = 3: is for rows of a, not for tokens'\. Leave out it or a_indices\.$"),
+        ("grouped_mm", {"a_indices": _FIVE, "chunks": 3}, r"^chunks = 3: is for rows of a, not "),
+        ("grouped_mm", {"out_factors": torch.ones(5)}, r"^out_factors = given: is for tokens'"),
+        ("grouped_mm", {"a_indices": _FIVE.long()}, r"^a_indices = torch\.int64 \[5\]: must be to"),
+        ("grouped_mm", {"a_indices": _FIVE + 1}, r"^a_indices\[4\] = 5: must be from 0 to 4, a "),
+        ("grouped_mm", {"a_indices": _FIVE, "out_factors": torch.ones(4)},
+         r"^out_factors = torch\.float32 \[4\]: must be torch\.float32 \[T\] = \[5\]\. Give one"),
+        ("grouped_mm", {"a_indices": _FIVE, "b": [torch.zeros(1, 4, 3), abs]},
+         r"^b\[1\] = a function: must be weights where a_indices is given: their products' rows"),
+        ("grouped_mm", {"a_indices": _FIVE[:3]},
+         r"^offs\[0\] = 5: must be from 0, the end before, to T = 3 \(rank 0 of 1\)\. Give asc"),
         ("grouped_mm", {"precision": "tf33"}, r"^precision = tf33: must be one of ieee, "),
         ("explain", {"machine": 0}, r"^machine = 0: must be a Machine\. "),
         ("explain", {"order": ""}, r"^order = '': must be one of contiguous, balanced\. "),

@@ -76,8 +76,8 @@ def grouped_mm(
 
     Gradients flow to a, the weights and ``out_factors``, those of the sum of all ranks' losses:
     each rank has its experts' whole gradients. They are not differentiated again. float16,
-    bfloat16, float32 and float64. Raises as ``attention``; for ``offs`` that are not ascending, or end behind a, on every
-    rank, unless they are on a GPU and there is a capacity.
+    bfloat16, float32 and float64. Raises as ``attention``; for ``offs`` that are not ascending, or
+    end behind a, on every rank, unless they are on a GPU and there is a capacity.
     """
     axis = axis_of(group)
 
@@ -179,7 +179,7 @@ def _check_tokens(operands: Mapping[str, Tensor], steps: Sequence[Any], others: 
             )
     if "a_indices" not in operands:
         raise InvalidValue(
-            "a_indices", None, "must say of which token each of out_factors is", "Give it"
+            "out_factors", "given", "is for tokens' rows", "Give a_indices, or leave it out"
         )
     if not isinstance(steps[-1], torch.Tensor):
         raise InvalidValue(

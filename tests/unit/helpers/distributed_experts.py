@@ -119,6 +119,16 @@ TOKENS = 7
 """Of each rank; rank 1 has none."""
 
 
+def token_operands(rank: int, size: int) -> tuple[Any, ...]:
+    """A rank's tokens, the gradient of its result, of which token each row is and times what, and
+    where experts' rows end."""
+    rng, rows = np.random.default_rng(200 + rank), len(operands(rank, size)["a"])
+    tokens = TOKENS if rows else 0
+    x, dy = (rng.standard_normal((tokens, n)) for n in (K, N))
+    indices = rng.integers(0, max(tokens - 1, 1), rows).astype(np.int32)
+    return x, dy, indices, rng.random(rows, np.float32), operands(rank, size)["offs"]
+
+
 def of_tokens(
     group: Any, form: str, factors: bool, dtype: str = "float64", **options: Any
 ) -> dict[str, Any]:
@@ -137,15 +147,8 @@ def of_tokens(
     leaves = [x.double().requires_grad_() for x in all_weights.values()]
 
     def tensors(of: int) -> tuple[Any, ...]:
-        rng, rows = np.random.default_rng(200 + of), len(operands(of, size)["a"])
-        tokens = TOKENS if rows else 0
-        x, dy = (torch.from_numpy(rng.standard_normal((tokens, n))) for n in (K, N))
-        indices = torch.from_numpy(rng.integers(0, max(tokens - 1, 1), rows).astype(np.int32))
-        weights = torch.from_numpy(rng.random(rows, np.float32))
-        offs = torch.from_numpy(operands(of, size)["offs"])
-        return *(y.to(device, kind) for y in (x, dy)), *(
-            y.to(device) for y in (indices, weights, offs)
-        )
+        made = [torch.from_numpy(x).to(device) for x in token_operands(of, size)]
+        return *(x.to(kind) for x in made[:2]), *made[2:]
 
     x, dy, indices, weights, offs = tensors(rank)
     own = [all_weights[n][mine].detach().clone().requires_grad_() for n in names]
@@ -254,10 +257,55 @@ def bytes_sent(group: Any) -> tuple[int, int]:
     return m.sent, int(4 * (EXPERTS + 1) * (size - 1) + 8 * (out * K + back * N))
 
 
+def bytes_of_tokens(group: Any) -> tuple[int, int]:
+    import torch
+    import torch.distributed as dist
+    from kernelseam import distributed
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    each = EXPERTS // size
+    mine = slice(rank * each, (rank + 1) * each)
+    x, _, indices, weights, offs = map(torch.from_numpy, token_operands(rank, size))
+    one = torch.from_numpy(operands(0, 1)["one"][mine])
+    with distributed.measured() as m:
+        distributed.grouped_mm(x, one, offs, group=group, a_indices=indices, out_factors=weights)
+
+    def counts(of: int, to: int) -> tuple[int, int]:
+        """(rows, tokens) that go from one rank to another."""
+        rows, experts = kept(of, None)
+        indices = token_operands(of, size)[2]
+        there = indices[rows[experts // each == to]]
+        return len(there), len(np.unique(there))
+
+    others = [r for r in range(size) if r != rank]
+    rows = sum(counts(rank, r)[0] for r in others)
+    forth, back = (sum(counts(*p)[1] for p in pairs) for pairs in
+                   ([(rank, r) for r in others], [(r, rank) for r in others]))  # fmt: skip
+    return m.sent, 4 * (EXPERTS + size + 1) * (size - 1) + 8 * (rows + forth * K + back * N)
+
+
 def faulty(group: Any, fault: str) -> dict[str, float]:
     """The layer with a fault planted into this process."""
-    from kernelseam.distributed import experts, routes
+    import torch
+    from kernelseam.distributed import experts, routes, tokens
 
+    if fault == "a token of the row before":
+        places = vars(tokens.Sent)["places"].fget
+        moved = property(lambda self: places(self).roll(1))
+        with mock.patch.object(tokens.Sent, "places", moved):
+            return of_tokens(group, "layer", True)
+    if fault == "a rank's sums left out":
+        right_add = tokens._Add.forward
+        with mock.patch.object(
+            tokens._Add,
+            "forward",
+            staticmethod(
+                lambda ctx, x, *given: right_add(
+                    ctx, x.index_fill(0, torch.arange(len(x) // 2), 0), *given
+                )
+            ),
+        ):
+            return of_tokens(group, "layer", True)
     if fault == "experts of other rows":
         right = experts._ShardedProduct._multiplied
         with mock.patch.object(

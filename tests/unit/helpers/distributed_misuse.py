@@ -50,7 +50,8 @@ def calls(group: Any) -> dict[str, Arguments]:
         "grouped_mm": {
             "a": rows(5, 4), "b": rows(1, 4, 3),
             "offs": torch.arange(1, size + 1, dtype=torch.int32) * 5 // size,
-            "group": group, "capacity": None, "chunks": 2, "precision": None,
+            "group": group, "a_indices": None, "out_factors": None, "capacity": None,
+            "chunks": None, "precision": None,
             "bwd_implementation": None, "check": False, **where,
         },
         "explain": {
