@@ -42,7 +42,7 @@ def _parts(ring: Ring) -> Any:
 def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """(result, LSE) of this rank's queries over all keys."""
     seen = _parts(ring)
-    return pieces.forward(q, [(*_whole(ring, k, v), seen)], seen, v.shape[-1], options)
+    return pieces.forward(q, iter([(*_whole(ring, k, v), seen)]), seen, v.shape[-1], options)
 
 
 def backward(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ class Options:
 
 def forward(
     q: Tensor,
-    k_and_v: Iterable[tuple[Tensor, Tensor, Sequence[Part]]],
+    k_and_v: Iterator[tuple[Tensor, Tensor, Sequence[Part]]],
     all_parts: Sequence[Part],
     value_dim: int,
     options: Options,
@@ -53,6 +54,7 @@ def forward(
     shape = (*q.shape[:-1], value_dim)
     # One call that sees all keys may round its result.
     alone = len(all_parts) == 1 and all_parts[0].m == q.shape[2]
+    begun = list(islice(k_and_v, 1))  # the first transfer is under way before memory is prepared
     partials = Partials(
         shape,
         q,
@@ -60,7 +62,7 @@ def forward(
         all_parts,
         options.forward.get("backend"),
     )
-    for k, v, parts in k_and_v:
+    for k, v, parts in chain(begun, k_and_v):
         for part in parts:
             operands, given, moved = _call(part, q, k, v, options)
             out, lse = partials.room(part)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, pad
 
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.routes import Route
@@ -70,24 +70,41 @@ class Sent:
         """Of each row its token's place among those that go to the same rank."""
         return self._places.view(-1)[self._cells].int()
 
-    def lists(self, total: int) -> tuple[Tensor, Bags]:
-        """The tokens that go, one rank's after the other's, and which of them each token is.
-        ``total``: the sum of counts."""
+    def lists(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tokens that go, one rank's after the other's; which of them each token is, and where
+        those of each begin. The first two have room for all tokens to all ranks."""
         there, (size, tokens) = self._there.bool(), self._there.shape
         begin = self.counts.cumsum(0) - self.counts
         place = self._places[:size] + begin[:, None]
         token = torch.arange(tokens, device=there.device)
-        taken = _compact(place, token.expand(size, -1), there, total)
-        ends = torch.nn.functional.pad(self._there.sum(0).cumsum(0), (1, 0))
+        ends = pad(self._there.sum(0).cumsum(0), (1, 0))
         before = there.cumsum(0) - 1  # ranks that have the token, before this one
-        return taken, Bags(_compact(ends[:-1] + before, place, there, total), ends)
+        taken = _compact(place, token.expand(size, -1), there)
+        return taken, _compact(ends[:-1] + before, place, there), ends
 
 
-def _compact(place: Tensor, values: Tensor, there: Tensor, total: int) -> Tensor:
-    """[total] with the values that are there, each at its place."""
-    made = place.new_empty(total + 1)  # the last one takes the others
-    made.scatter_(0, place.where(there, total).flatten(), values.flatten())
-    return made[:total]
+def _compact(place: Tensor, values: Tensor, there: Tensor) -> Tensor:
+    """The values that are there, each at its place."""
+    made = place.new_empty(place.numel() + 1)  # the last one takes the others
+    made.scatter_(0, place.where(there, place.numel()).flatten(), values.flatten())
+    return made
+
+
+class _Read:
+    """Integers of a device that the host reads while the device goes on."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x, self._event = x, None
+        if x.device.type != "cpu":
+            self._x = x.to("cpu", non_blocking=True)
+            self._event = torch.Event(x.device)
+            self._event.record()
+
+    def rows(self) -> list[list[int]]:
+        if self._event is not None:
+            self._event.synchronize()
+        found: list[list[int]] = self._x.tolist()
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +125,21 @@ class Layer:
         axis, rows, n, me = self.axis, self.rows, self.axis.size, self.axis.index
         experts, device = rows.offs.shape[0], x.device
         sent = Sent(rows, len(x), n)
-        told = torch.cat([rows.offs, sent.counts.int(), rows.offs.new_tensor([len(rows.tokens)])])
+        told = pad(torch.cat([rows.offs, sent.counts.int()]), (0, 1), value=len(rows.tokens))
         everywhere = all_gather(axis, told, f"exchange of counts{self.step}")
-        known: list[list[int]] = everywhere.tolist()
+        told_to_host = _Read(everywhere)
+        # Of each row: its token's place, as the bits of a float32, and the factor.
+        said = [sent.places.view(torch.float32)]
+        said += [] if rows.factors is None else [rows.factors]
+        pairs = torch.stack(said, 1)
+        taken, placed, ends_of_tokens = sent.lists()
+        ends = everywhere[:, :experts]
+        counts = ends.diff(dim=1, prepend=ends.new_zeros(n, 1)).unflatten(1, (n, -1))[:, me]
+        received = everywhere[:, experts + me]
+        first, of_source = received.cumsum(0) - received, counts.sum(1)
+        number = torch.arange(counts.shape[1], device=device, dtype=torch.int32)
+        expert, of_expert = number.repeat(n), counts.flatten()
+        known = told_to_host.rows()
         read([(*of[:experts], of[-1]) for of in known])
 
         def rows_of(source: int, place: int) -> int:
@@ -120,27 +149,16 @@ class Layer:
         going, coming = known[me][experts:-1], [of[experts + me] for of in known]
         out = [rows_of(me, place) for place in range(n)]
         here = [rows_of(source, me) for source in range(n)]
-        # Of each row: its token's place, as the bits of a float32, and the factor.
-        said = [sent.places.view(torch.float32)]
-        said += [] if rows.factors is None else [rows.factors]
-        pairs = torch.stack(said, 1)[: sum(out)]
         of_rows = Route(axis, out, here, f"rows' tokens{self.step}")
-        pairs = of_rows.begin(pairs.split(out))
-        taken, bags = sent.lists(sum(going))
+        pairs = of_rows.begin(pairs[: sum(out)].split(out))
+        taken, bags = taken[: sum(going)], Bags(placed[: sum(going)], ends_of_tokens)
         forth = Route(axis, going, coming, f"tokens to experts{self.step}")
         tokens = forth.begin(_Take.apply(x, taken, bags).split(going))
-        pairs = of_rows.end(pairs)
-        ends = everywhere[:, :experts]
-        counts = ends.diff(dim=1, prepend=ends.new_zeros(n, 1)).unflatten(1, (n, -1))[:, me]
-        received = everywhere[:, experts + me]
-        first = (received.cumsum(0) - received).repeat_interleave(
-            counts.sum(1), output_size=sum(here)
-        )
-        expert = torch.arange(counts.shape[1], device=device, dtype=torch.int32).repeat(n)
-        expert = expert.repeat_interleave(counts.flatten(), output_size=sum(here))
+        first = first.repeat_interleave(of_source, output_size=sum(here))
+        expert = expert.repeat_interleave(of_expert, output_size=sum(here))
         by_expert, order = expert.sort(stable=True)
-        number = torch.arange(counts.shape[1], device=device, dtype=torch.int32)
         offs = torch.searchsorted(by_expert, number, right=True, out_int32=True)
+        pairs = of_rows.end(pairs)
         place = pairs.detach()[:, 0].contiguous().view(torch.int32)
         token = (place + first)[order].int()
         by_token, slots = token.sort(stable=True)

@@ -178,7 +178,7 @@ def of_tokens(
         wanted.append((x, weights, result))
     loss.backward()
     x, weights, result = wanted[rank]
-    pairs = {"y": (y, result), "da": (leaf.grad, x.grad)}
+    pairs = {"y": (y.detach(), result.detach()), "da": (leaf.grad, x.grad)}
     if factors:
         pairs["d_factors"] = f.grad, weights.grad
     pairs |= {f"d_{n}": (w.grad, v.grad[mine]) for n, w, v in zip(names, own, leaves, strict=True)}
