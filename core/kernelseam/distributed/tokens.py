@@ -242,18 +242,23 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
             if of_factors:
                 kind = torch.promote_types(dx.dtype, factors.dtype)
                 dfactors = (dx.to(kind) * rows).sum(-1).to(factors.dtype)
-                dx = (dx * factors[:, None]).to(dx.dtype)
+                dx = _times(dx, factors)
             dx = (back.bags.sums(dx) if back.adds else dx) if of_x else None
         if of_w:
             right = dy.index_select(0, how.token) if how.adds else dy
             if factors is not None:  # on the narrower side
                 if rows.shape[1] <= right.shape[1]:
-                    rows = (rows * factors[:, None]).to(x.dtype)
+                    rows = _times(rows, factors)
                 else:
-                    right = (right * factors[:, None]).to(x.dtype)
+                    right = _times(right, factors)
             as_it_lies = w.stride(-2) == 1
             dw = _summed(right, rows, back).mT if as_it_lies else _summed(rows, right, back)
         return None, dx, dw, dfactors
+
+
+def _times(x: Tensor, factors: Tensor) -> Tensor:
+    """x's rows times a number each, in x's dtype."""
+    return torch.mul(x, factors[:, None], out=torch.empty_like(x))
 
 
 def _summed(left: Tensor, right: Tensor, how: _How) -> Tensor:
