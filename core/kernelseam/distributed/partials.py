@@ -13,8 +13,8 @@ from kernelseam.distributed.plan import Part
 from kernelseam.ops import merge
 
 Tensor = Any
-_SLOTS = 8
-"""Results of a row that are kept; more are joined in between."""
+_SLOTS = 4
+"""Results of a row that are kept for one join. Of more, two at a time are joined: less memory."""
 _SEGMENTS = 4
 """Launches of a join, at most."""
 
@@ -42,7 +42,8 @@ class Partials:
         self._wide = wider(like.dtype)
         self._used: list[list[tuple[int, int]]] = []
         """Of each slot: rows that have a result there."""
-        self._kept = max(1, min(_SLOTS, deepest([(p.query, p.m) for p in parts])))
+        depth = max(1, deepest((p.query, p.m) for p in parts))
+        self._kept = depth if depth <= _SLOTS else 2
         self._outs = like.new_empty((self._kept, *shape), dtype=dtype)
         self._lses = like.new_full((self._kept, *shape[:-1]), -torch.inf, dtype=self._wide)
         self._joined: tuple[Tensor, Tensor] | None = None
@@ -123,4 +124,4 @@ def _two(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Te
     """The share of b is e^b / (e^a + e^b). One that saw no key has none, whatever the other is;
     NaN stays NaN."""
     share = torch.sigmoid(b[1] - a[1]).masked_fill_(b[1] == -torch.inf, 0)
-    return a[0].lerp(b[0], share.unsqueeze(-1)), torch.logaddexp(a[1], b[1])
+    return a[0].lerp_(b[0], share.unsqueeze(-1)), torch.logaddexp(a[1], b[1])
