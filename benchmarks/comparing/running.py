@@ -35,6 +35,7 @@ from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.grouped import grouped_rows
 from benchmarks.comparing.host import host_rows
 from benchmarks.comparing.host_cpu import cpu_rows
+from benchmarks.comparing.listed import listed_rows
 from benchmarks.comparing.models import model_rows
 from benchmarks.comparing.paging import paged_rows
 from benchmarks.comparing.projections import projection_rows
@@ -60,7 +61,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "gemm": half_rows,
     "gemm-f32": wide_rows,
     "gemm-epilogue": epilogue_rows,
-    "grouped": grouped_rows,
+    "grouped": lambda: [*grouped_rows(), *listed_rows()],
     "projections": projection_rows,
     "host": host_rows,
     "host-cpu": cpu_rows,

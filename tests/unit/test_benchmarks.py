@@ -41,6 +41,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         grouped,
         host,
         host_new,
+        listed,
         machine,
         models,
         paging,
@@ -336,6 +337,19 @@ def test_grouped_rows(comparing: Any, session: Any, sizes: str, form: str) -> No
     c = contestant.result().clone()
     c.view(-1)[-1] += 1.0
     assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(c).worst
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_of_lists(comparing: Any, session: Any, turned: bool) -> None:
+    sizes = ((16, 24, 40), (8, 8, 16), (72, 16, 8))
+    row = comparing.listed.ListedRow("grouped", "some", sizes, turned)
+    record, prepared, contestant = measured(comparing, session, row)
+    assert record.operations == 2 * (16 * 24 * 40 + 8 * 8 * 16 + 72 * 16 * 8)
+    assert [t.name for t in record.of("peer")] == ["torch.mm one by one"]
+    assert all(list(x.planned(session)) for x in comparing.listed.listed_rows())
+    c = contestant.result().clone()
+    c[-1] += 1.0
+    assert prepared.judge(c).worst > 1
 
 
 @pytest.mark.parametrize(
