@@ -253,14 +253,14 @@ GROUPED = (
         group_rows=16,
         rate=1.18,
         rate_along_m=1.1,
-        block_seconds=1.2e-6,
+        block_seconds=2e-6,
     ),
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.16, block_seconds=7e-7),
     HopperGemmTile(
         *(128, 128, 2, 5, 1, 2, "tma"),
         group_rows=16,
-        rate=1.0,
-        rate_along_m=1.02,
+        rate=1.11,
+        rate_along_m=1.06,
         block_seconds=2e-7,
     ),
     HopperGemmTile(64, 256, 1, 5, 1, 2, "rows", group_rows=16, rate=0.80, block_seconds=2e-7),
@@ -272,7 +272,9 @@ GROUPED = (
 blocks, or 8 of clusters, are walked together: a group's rest, walked alone, reads all of B for a
 row or two. (H100, E8 8192×4096→14336 after rest, groups of one size / skewed / Zipf's: 128×128,
 which reads half as much again of L2, 1.53 / 1.81 / 1.68 ms; 128×256 by single blocks 1.26 / 1.33 /
-1.28, by pairs 1.26 / 1.39 / 1.31; torch._grouped_mm 1.37 / 1.49 / 1.40.)"""
+1.28, by pairs 1.26 / 1.39 / 1.31; torch._grouped_mm 1.37 / 1.49 / 1.40. H200, at the power limit:
+128×128 1.44 / 1.62 / 1.52, 128×256 by single blocks 1.47 / 1.54 / 1.52; E64 8192×2048→1408 0.119 /
+0.136 / 0.137 and 0.121 / 0.147 / 0.146.)"""
 
 GROUPED_PING_PONG = replace(PING_PONG, rate=1.2, block_seconds=1e-7)
 """The same of plain products, and of gates whose halves lie along K: what else there is takes more
