@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_precision import precise_gradients
+from kernelseam.parity.cases.attention_scores import EVERY_OPTION
 from kernelseam.samples.attention_bwd_case import BackwardCase, case
 from kernelseam.samples.common import INF, NAN, ODD, SHORT, TOKENS, InjectedValue
 from kernelseam.samples.operand_layout import OperandLayout
@@ -74,19 +75,10 @@ def _together() -> Iterator[BackwardCase]:
         yield case(
             kind,
             "everything",
-            window=(50, 9),
-            prefix=(0, 12),
-            softcap=8.0,
-            alibi=(0.5, 0.25, 0.125, 0.0625),
-            alibi_batch=True,
             bias=dtype,
-            bias_layout=OperandLayout(broadcast="h"),
-            mask="random",
-            sinks=(0.0, 1.0, 2.0, -3.0),
-            num_heads=4,
-            S_q=33,
             bias_gradient=True,
             sink_gradient=True,
+            **EVERY_OPTION,
             **more,
         )
     yield case(
@@ -398,19 +390,10 @@ def _any_order() -> Iterator[BackwardCase]:
     yield case(
         "f16-80/48",
         "any-order-everything",
-        window=(50, 9),
-        prefix=(0, 12),
-        softcap=8.0,
-        alibi_batch=True,
-        alibi=(0.5, 0.25, 0.125, 0.0625),
         bias=F32,
-        bias_layout=OperandLayout(broadcast="h"),
-        mask="random",
-        sinks=(0.0, 1.0, 2.0, -3.0),
-        num_heads=4,
-        S_q=33,
         bias_gradient=True,
         sink_gradient=True,
+        **EVERY_OPTION,
         **free,
     )
 

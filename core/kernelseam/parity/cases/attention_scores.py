@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from kernelseam.dtypes import DType
 from kernelseam.samples.attention_case import AttentionCase, case
@@ -13,6 +14,19 @@ from kernelseam.samples.operand_layout import OperandLayout
 F32 = DType.float32
 SLOPES = (0.5, 0.0625)
 NO_F64 = frozenset({"shared"})
+EVERY_OPTION: dict[str, Any] = {
+    "window": (50, 9),
+    "prefix": (0, 12),
+    "softcap": 8.0,
+    "alibi": (0.5, 0.25, 0.125, 0.0625),
+    "alibi_batch": True,
+    "bias_layout": OperandLayout(broadcast="h"),
+    "mask": "random",
+    "sinks": (0.0, 1.0, 2.0, -3.0),
+    "num_heads": 4,
+    "S_q": 33,
+}
+"""All that change scores; a bias needs its dtype, too."""
 
 
 def mods() -> Iterator[AttentionCase]:
@@ -190,17 +204,8 @@ def together() -> Iterator[AttentionCase]:
         yield case(
             kind,
             "everything",
-            window=(50, 9),
-            prefix=(0, 12),
-            softcap=8.0,
-            alibi=(0.5, 0.25, 0.125, 0.0625),
-            alibi_batch=True,
             bias=bias,
-            bias_layout=OperandLayout(broadcast="h"),
-            mask="random",
-            sinks=(0.0, 1.0, 2.0, -3.0),
-            num_heads=4,
-            S_q=33,
             S_k=100,
+            **EVERY_OPTION,
             **more,
         )
