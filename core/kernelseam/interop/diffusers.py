@@ -7,11 +7,11 @@ diffusers is imported by ``register`` and never before; nothing else here needs 
 from __future__ import annotations
 
 import importlib
-import re
 from enum import Enum
 from typing import Any
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.libraries import library
 
 __all__ = ["NAME", "register"]
 
@@ -30,7 +30,7 @@ def register() -> tuple[str, ...]:
     nothing. Raises InvalidValue where diffusers is missing, older than 0.42, or has another
     dispatcher than is known.
     """
-    _library()
+    found = library("diffusers", OLDEST, TESTED)
     dispatcher: Any = importlib.import_module("diffusers.models.attention_dispatch")
     try:
         names, registry = dispatcher.AttentionBackendName, dispatcher._AttentionBackendRegistry
@@ -41,9 +41,9 @@ def register() -> tuple[str, ...]:
         registry._supported_arg_names[name] = _Every(registry._supported_arg_names[name])
         known = names(NAME) is name and registry._backends[name] is ours.attention
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unknown(str(error)) from error
+        raise _unknown(found, str(error)) from error
     if not known:
-        raise _unknown("the name is not found again")
+        raise _unknown(found, "the name is not found again")
     return (NAME,)
 
 
@@ -70,25 +70,10 @@ def _member(names: Any) -> Any:
     return member
 
 
-def _library() -> None:
-    remedy = f"pip install 'diffusers>={'.'.join(map(str, OLDEST))}' (tested with {TESTED})"
-    try:
-        library: Any = importlib.import_module("diffusers")
-    except ModuleNotFoundError as error:
-        if error.name != "diffusers":
-            raise
-        raise InvalidValue("diffusers", None, "is not installed", remedy) from None
-    numbers = re.match(r"(\d+)\.(\d+)", library.__version__)
-    if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
-        rule = f"must be {'.'.join(map(str, OLDEST))} or later"
-        raise InvalidValue("diffusers", library.__version__, rule, remedy)
-
-
-def _unknown(why: str) -> InvalidValue:
-    version = importlib.import_module("diffusers").__version__
+def _unknown(found: Any, why: str) -> InvalidValue:
     return InvalidValue(
         "diffusers",
-        version,
+        found.__version__,
         f"its attention dispatcher is not the one that is known: {why}",
         f"Install diffusers {TESTED}, which is tested",
     )

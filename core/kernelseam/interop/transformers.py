@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 from typing import Any
 
-from kernelseam.errors import InvalidValue
+from kernelseam.interop.libraries import library
 
 __all__ = ["NAME", "register"]
 
@@ -30,7 +29,7 @@ def register() -> tuple[str, ...]:
     them (5.0 and later). Registering again changes nothing. Raises
     InvalidValue where Transformers is missing or older than 4.57.
     """
-    _library()
+    library("transformers", OLDEST, TESTED)
     attention: Any = importlib.import_module("transformers.modeling_utils").AttentionInterface
     masks: Any = importlib.import_module("transformers.masking_utils").AttentionMaskInterface
     ours: Any = importlib.import_module(f"{__package__}.transformers_attention")
@@ -42,18 +41,3 @@ def register() -> tuple[str, ...]:
         experts: Any = importlib.import_module(f"{__package__}.transformers_experts")
         interface.register(NAME, experts.experts_forward)
     return (NAME,)
-
-
-def _library() -> Any:
-    remedy = f"pip install 'transformers>={'.'.join(map(str, OLDEST))}' (tested with {TESTED})"
-    try:
-        library = importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise InvalidValue("transformers", None, "is not installed", remedy) from None
-    numbers = re.match(r"(\d+)\.(\d+)", library.__version__)
-    if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
-        rule = f"must be {'.'.join(map(str, OLDEST))} or later"
-        raise InvalidValue("transformers", library.__version__, rule, remedy)
-    return library

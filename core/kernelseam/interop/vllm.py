@@ -7,11 +7,11 @@ imported by ``register`` and never before; nothing else here needs it.
 from __future__ import annotations
 
 import importlib
-import re
 import warnings
 from typing import Any
 
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.libraries import library
 
 __all__ = ["NAME", "load", "register"]
 
@@ -30,26 +30,16 @@ def register() -> tuple[str, ...]:
     itself. Registering again changes nothing. Raises InvalidValue where vLLM is missing, older than
     0.32, or has another registry than is known.
     """
-    remedy = f"pip install 'vllm>={'.'.join(map(str, OLDEST))}' (tested with {TESTED})"
-    try:
-        library: Any = importlib.import_module("vllm")
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise InvalidValue("vllm", None, "is not installed", remedy) from None
-    numbers = re.match(r"(\d+)\.(\d+)", library.__version__)
-    if numbers is None or tuple(map(int, numbers.groups())) < OLDEST:
-        rule = f"must be {'.'.join(map(str, OLDEST))} or later"
-        raise InvalidValue("vllm", library.__version__, rule, remedy)
+    found = library("vllm", OLDEST, TESTED)
     try:
         registry: Any = importlib.import_module("vllm.v1.attention.backends.registry")
         if NAME not in registry.AttentionBackendEnum.__members__:
             registry.register_backend(NAME, _PATH)
         known = registry.AttentionBackendEnum[NAME].get_path() == _PATH
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
-        raise _unknown(library, str(error)) from error
+        raise _unknown(found, str(error)) from error
     if not known:
-        raise _unknown(library, "the name is not found again")
+        raise _unknown(found, "the name is not found again")
     return (NAME,)
 
 
@@ -61,10 +51,10 @@ def load() -> None:
         warnings.warn(f"vLLM has no backend {NAME}: {error}", stacklevel=2)
 
 
-def _unknown(library: Any, why: str) -> InvalidValue:
+def _unknown(found: Any, why: str) -> InvalidValue:
     return InvalidValue(
         "vllm",
-        library.__version__,
+        found.__version__,
         f"its registry of attention backends is not the one that is known: {why}",
         f"Install vllm of a tested version: {TESTED}",
     )
