@@ -5,7 +5,7 @@ streams, arrays), may bring a *toolchain* (compile and load kernels), and may br
 *implementations* of its own.
 """
 
-from kernelseam.contract.archs import ArchRow, Coefficients, LibraryRate, devices_of_sheets
+from kernelseam.contract.archs import ArchRow, Coefficients, LibraryRate, devices_of_sheets, of_arch
 from kernelseam.contract.arrays import (
     ArrayInfo,
     CallState,
@@ -77,6 +77,7 @@ __all__ = [
     "Toolchain",
     "WithoutTensorMaps",
     "devices_of_sheets",
+    "of_arch",
     "host_array",
     "host_copy",
 ]

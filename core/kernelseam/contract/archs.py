@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from kernelseam.contract.devices import ABSENT, Device, DeviceLimits
 from kernelseam.dtypes import DType
+from kernelseam.errors import UnknownName
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ class ArchRow:
     """Further devices of this arch, which ``--arch`` finds by their names."""
     family: str = field(default="", compare=False)
     """The arch in the names of distributions of its binaries; "" for its own name."""
+
+
+def of_arch(table: Mapping[str, T], arch: str, remedy: str) -> T:
+    """An arch's entry of a table; raises UnknownName with those there are."""
+    if arch not in table:
+        raise UnknownName("arch", arch, f"must be one of {', '.join(table)}", remedy)
+    return table[arch]
 
 
 DataSheet = tuple[str, int, int, float, int]

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Coefficients, LibraryRate, devices_of_sheets
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate, devices_of_sheets, of_arch
 from kernelseam.dtypes import DType
-from kernelseam.errors import UnknownName
 
 from kernelseam_cuda.tiles import TURING, tiles
 
@@ -230,12 +229,4 @@ but archs with a letter are compiled for that one chip."""
 
 def row(arch: str) -> ArchRow:
     """The arch's row; raises UnknownName with those there are."""
-    try:
-        return ROWS[arch]
-    except KeyError:
-        raise UnknownName(
-            "arch",
-            arch,
-            f"must be one of {', '.join(ROWS)}",
-            "Name one of these, or add a row to kernelseam_cuda.archs",
-        ) from None
+    return of_arch(ROWS, arch, "Name one of these, or add a row to kernelseam_cuda.archs")

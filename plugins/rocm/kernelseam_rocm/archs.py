@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kernelseam.contract import ArchRow, Coefficients, LibraryRate, devices_of_sheets
+from kernelseam.contract import ArchRow, Coefficients, LibraryRate, devices_of_sheets, of_arch
 from kernelseam.dtypes import DType
-from kernelseam.errors import UnknownName
 
 from kernelseam_rocm import tiles
 
@@ -195,12 +194,4 @@ COSTS = dict.fromkeys(ROWS, ESTIMATED)
 
 def row(arch: str) -> ArchRow:
     """The arch's row; raises UnknownName with those there are."""
-    try:
-        return ROWS[arch]
-    except KeyError:
-        raise UnknownName(
-            "arch",
-            arch,
-            f"must be one of {', '.join(ROWS)}",
-            "Name one of these, or add a row to kernelseam_rocm.archs",
-        ) from None
+    return of_arch(ROWS, arch, "Name one of these, or add a row to kernelseam_rocm.archs")

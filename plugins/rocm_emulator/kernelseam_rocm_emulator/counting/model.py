@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from kernelseam.contract import of_arch
 from kernelseam.errors import UnknownName
 
 T = TypeVar("T")
@@ -242,15 +243,7 @@ UNITS: Mapping[str, ComputeUnit] = {
 
 def unit(arch: str) -> ComputeUnit:
     """An arch's compute unit. Raises UnknownName with those there are."""
-    try:
-        return UNITS[arch]
-    except KeyError:
-        raise UnknownName(
-            "arch",
-            arch,
-            f"must be one of {', '.join(UNITS)}",
-            "Name one of these, or add it to the model with its sources",
-        ) from None
+    return of_arch(UNITS, arch, "Name one of these, or add it to the model with its sources")
 
 
 # ---------------------------------------------------------------- how cycles add up

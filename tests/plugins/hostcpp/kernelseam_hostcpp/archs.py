@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import ArchRow
+from kernelseam.contract import ArchRow, of_arch
 from kernelseam.descriptors.common.precision import PRECISIONS
 from kernelseam.dtypes import E4M3, DType
-from kernelseam.errors import UnknownName
 from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
 
 WARP = 16
@@ -233,9 +232,4 @@ ROWS = {
 
 def row(arch: str) -> ArchRow:
     """The arch's row; raises UnknownName with those there are."""
-    try:
-        return ROWS[arch]
-    except KeyError:
-        raise UnknownName(
-            "arch", arch, f"must be one of {', '.join(ROWS)}", "Name one of these"
-        ) from None
+    return of_arch(ROWS, arch, "Name one of these")
