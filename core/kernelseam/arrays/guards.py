@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
+from operator import itemgetter
 from typing import Any
 
 Guard = Callable[..., bool]
@@ -19,32 +20,41 @@ def tensor_guard(tensors: Sequence[Any], extents: bool = True, loses: bool = Tru
     ``extents`` shapes and strides may differ, numbers of axes not; without ``loses`` gradients that
     are wanted count for nothing. It may say no where they are, as
     in another of torch's modes, and always does where torch has no guards."""
+    return guard_maker(tensors, loses)(tensors, extents)
+
+
+def guard_maker(tensors: Sequence[Any], loses: bool = True) -> Callable[..., Guard]:
+    """``tensor_guard`` of tensors for which that of these holds without extents."""
     guards = _guards()
     if guards is None:
-        return never
+        return lambda *given, **more: never
     # A guard of torch's holds for no tensor that comes twice, and whatever the gradient mode.
     seen: dict[int, int] = {}
-    first = [seen.setdefault(id(x), i) for i, x in enumerate(tensors)]
+    first = tuple([seen.setdefault(id(x), i) for i, x in enumerate(tensors)])
     once = sorted({*first})
-    holds = _guard(guards, [tensors[i] for i in once], extents)
-    lost: Callable[[], bool] = bool
+    distinct = itemgetter(*once) if len(once) > 1 else itemgetter(slice(1))
+    lost: Callable[[], bool] | None = None
     if loses and any(x.requires_grad for x in tensors):
         lost = sys.modules["torch"].is_grad_enabled
-    if len(once) == len(tensors):
-        return holds if lost is bool else lambda *others: not lost() and holds(*others)
+    if len(once) == len(first) and lost is None:
+        return partial(_guard, guards)
+    asked = _asked(first)
 
-    return _repeated(tuple(first))(holds, lost)
+    def make(others: Sequence[Any], extents: bool = True) -> Guard:
+        return asked(_guard(guards, distinct(others), extents), lost or bool)
+
+    return make
 
 
 @cache
-def _repeated(first: tuple[int, ...]) -> Callable[[Guard, Callable[[], bool]], Guard]:
+def _asked(first: tuple[int, ...]) -> Callable[[Guard, Callable[[], bool]], Guard]:
     """``guard(holds, lost)`` of tensors that are each the one at this place among them, of which
     ``holds`` is asked for those that come first. One function, as guards are asked where all is
     cold."""
     names = [f"x{i}" for i in range(len(first))]
-    same = " and ".join(f"x{i} is x{at}" for i, at in enumerate(first) if i != at)
+    same = "".join(f"x{i} is x{at} and " for i, at in enumerate(first) if i != at)
     once = ", ".join(names[i] for i in sorted({*first}))
-    text = f"lambda {', '.join(names)}: {same} and holds({once}) and not lost()"
+    text = f"lambda {', '.join(names)}: {same}holds({once}) and not lost()"
     guard: Callable[[Guard, Callable[[], bool]], Guard] = eval(f"lambda holds, lost: {text}")
     return guard
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.arrays.guards import Guard, never, tensor_guard
+from kernelseam.arrays.guards import Guard, guard_maker, never, tensor_guard
 from kernelseam.contract import ArrayInfo, FastRuntime
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
@@ -75,7 +75,8 @@ class _Kind:
 
     def __init__(self, tensors: tuple[Any, ...], on: OnTorch) -> None:
         self.on = on
-        self.holds = tensor_guard(tensors, extents=False)
+        self.guard_of = guard_maker(tensors)
+        self.holds = self.guard_of(tensors, extents=False)
         self.read = _reader(tensors)
         self._calls: list[TracedCall] = []
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
@@ -103,7 +104,7 @@ class _Kind:
         if isinstance(known, Function):
             self.known[numbers] = known = _Known(known, given, numbers)
         if self.last == numbers or self.runs:
-            known.holds, self.runs = tensor_guard(tensors), False
+            known.holds, self.runs = self.guard_of(tensors), False
             self.latest = known
         return known
 
@@ -273,7 +274,7 @@ class Caller:
                 # not a graph's call, whose workspace is larger
                 what = on, made, workspace, self._places, self._cleared
                 repeat = _repeat_of(known or _Known(function, given, numbers), *what, zeroes)
-                put(self.recent, place, (repeat, tensor_guard(tensors)), self._most)
+                put(self.recent, place, (repeat, kind.guard_of(tensors)), self._most)
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
 

@@ -173,6 +173,7 @@ def compare_calls(counts: Counter[str], differ: list[str]) -> None:
             make(n)()
     for caller in plugins().cache_of(CallCache).callers.values():
         for kind, numbers in ((k, n) for k in caller._kinds for n in k.known):
+            kind.last, kind.runs = (), False  # no guard is made
             known: Any = kind.again(kind.known[numbers], numbers, (), ())
             for first in (_NEAR, _NEAR << 2):
                 pointers = [first + (i << 24) for i in range(len(caller._names))]
