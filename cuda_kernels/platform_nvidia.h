@@ -136,6 +136,35 @@ template<> struct Convert<e4m3> {
 
 #include "tile/base.h"
 
+// ---- two neighbours at once, as words
+
+template<> struct Two<bf16> {
+  static KS_DEVICE void to_sums(const bf16* from, float& x, float& y) {
+    const unsigned two = *(const unsigned*)from;
+    x = __uint_as_float(two << 16), y = __uint_as_float(two & 0xffff0000u);
+  }
+  static KS_DEVICE void convert_to(bf16* to, float x, float y) { *(unsigned*)to = Pack<bf16>::two(x, y); }
+};
+template<> struct Two<f16> {
+  static KS_DEVICE void to_sums(const f16* from, float& x, float& y) { of_word(*(const unsigned*)from, x, y); }
+  static KS_DEVICE void of_word(unsigned two, float& x, float& y) {
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}" : "=f"(x), "=f"(y) : "r"(two));
+  }
+  static KS_DEVICE void convert_to(f16* to, float x, float y) { *(unsigned*)to = Pack<f16>::two(x, y); }
+};
+#if KS_E4M3
+template<> struct Two<e4m3> {
+  static KS_DEVICE void to_sums(const e4m3* from, float& x, float& y) {
+    unsigned two;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(*(const unsigned short*)from));
+    Two<f16>::of_word(two, x, y);
+  }
+  static KS_DEVICE void convert_to(e4m3* to, float x, float y) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(*(unsigned short*)to) : "f"(y), "f"(x));
+  }
+};
+#endif
+
 // ---- atomic sums in global memory
 
 // From sm_90 on one instruction adds four consecutive floats; before, neighbouring lanes add to neighbouring floats.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ import pytest
 from kernelseam.contract import Device
 from kernelseam.dtypes import DType
 from kernelseam.kernels import COMPOSITIONS
+from kernelseam.kernels.cache.cache import CACHE, PagedCacheDefinition
 from kernelseam.kernels.kernel import build
+from kernelseam.parity.cases.cache import cache_cases
 from kernelseam.parity.cases.covering import fewest, flat
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.running.run import Target, run_case
@@ -115,6 +118,24 @@ def test_parity(
             known = HostToolchain().arch_row(device.arch).fp8_dtypes
             assert not eights <= set(known) or getattr(case, "prefix_groups", None) is not None
         pytest.skip(f"shared kernels refuse it, as they may: {outcome.refusal}")
+    assert outcome.verdict is not None and outcome.verdict.worst <= 1
+
+
+@pytest.mark.parametrize("turns", [2, 5])
+@pytest.mark.parametrize(
+    "name",
+    ["f16-norm-in-place", "f16-halves-20", "f16-packed-given", "bf16-e4m3-everything"],
+)
+def test_heads_of_a_token_one_after_another(
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, name: str, turns: int
+) -> None:
+    """Appended rows that are computed, as of many tokens; with more turns than heads, too."""
+    (case,) = (c for c in cache_cases() if c.name == f"paged-cache-append-{name}")
+    (tile,) = CACHE.tiles(prepared(case, DEVICES[0]).problem.spec, HostToolchain().arch_row("host"))
+    monkeypatch.setattr(PagedCacheDefinition, "tile", lambda *_: replace(tile, turns=turns))
+    hostcpp.forget()
+    outcome = run_case(case, Target(DEVICES[0], "shared", case.operation, builtin=True))
+    outcome.require()
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 
 

@@ -1,14 +1,14 @@
 // Rows of k and v between tokens and the pages of a cache; to append, normalised (RMS norm), rotated and rounded to e4m3, and q
 // beside them. What is computed stands in PagedCache (descriptors/cache/cache.py).
 //
-// LANES neighbouring lanes have ROW_HEADS heads of q, of k or of v of one token. A row is chunks of N elements, 16 bytes of the wider
-// type where its rows allow that, else one. A lane has PAIRS pairs of chunks of each row: those that lie half the rotated elements
-// apart, so that both elements of a half-split pair are its own, and of what is not rotated such that neighbouring lanes have
-// neighbouring chunks: a warp reads and writes whole lines. All rows are loaded before their token's place is known; it, cosines and
-// sines are found once for all of them. Sums and largest magnitudes of a row go over its lanes by shuffles, in which all lanes of a
-// warp take part. q may be written over: no lane reads what another writes.
+// LANES neighbouring lanes have ROW_HEADS heads of q, of k or of v of one token; where something is computed on the way one, and then the next,
+// `turns` in all: the token's place, weights, cosines and sines are found once for them, and a row comes while the one before is computed. A row is chunks of N elements, 16 bytes of the wider type where its rows allow that, else one. A lane has PAIRS pairs
+// of chunks of each row: those that lie half the rotated elements apart, so that both elements of a half-split pair are its own, and of
+// what is not rotated such that neighbouring lanes have neighbouring chunks: a warp reads and writes whole lines. Rows are loaded before
+// their token's place is known. Sums and largest magnitudes of a row go over its lanes by shuffles, in which all lanes of a warp take part.
+// q may be written over: no lane reads what another writes.
 //
-// Shared memory: none. Registers: 2·PAIRS·ROW_HEADS chunks in their type, 4·PAIRS·N floats for a row, its cosines and sines.
+// Shared memory: none. Registers: 2·PAIRS chunks for each row that comes; 6·PAIRS·N floats for a row, its weights, cosines and sines.
 #include "generated/config.h"
 #include "tile/tile.h"
 #include "tile/element.h"
@@ -29,9 +29,20 @@ constexpr int CHUNKS = ((D > DV ? D : DV) + N - 1) / N;
 constexpr int HALF = Config::ROTARY == HALF_SPLIT ? Config::ROTARY_DIM / 2 / N : 0, REST = (CHUNKS - 2 * HALF + 1) / 2;  // pairs
 constexpr int PAIRS = (HALF + REST + LANES - 1) / LANES, GROUPS = Config::THREADS / LANES;
 static_assert(WARP % LANES == 0, "a row's lanes are in one warp");
+static_assert(HEADS == 1 || Config::EXACT || Config::DIRECTION != APPEND, "rows that are computed come one after another");
+constexpr bool WHOLE = HEADS == 1 && (D == DV || DV == 0) && 2 * LANES * PAIRS * N == D;  // every lane's chunks are part of every row
 constexpr float LEAST_SCALE = 7.52316385e-37f;  // 2^−120: its inverse is no subnormal
 
 template<class X, int COUNT = N> struct alignas(COUNT * sizeof(X) < 16 ? COUNT * sizeof(X) : 16) Elements { X v[COUNT]; };
+// By words: a compiler may else take elements apart.
+template<class X, int COUNT> KS_DEVICE void copy(Elements<X, COUNT>& to, const Elements<X, COUNT>& from) {
+  if constexpr (sizeof to % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < (int)sizeof to / 4; i++) ((unsigned*)to.v)[i] = ((const unsigned*)from.v)[i];
+  } else {
+    to = from;
+  }
+}
 typedef float Row[PAIRS][2][N];
 template<class X> using RowOf = Elements<X>[PAIRS][2];
 
@@ -49,7 +60,7 @@ template<class X> KS_DEVICE void load(RowOf<X>& to, const X* from, int dim) {
 #pragma unroll
     for (int side = 0; side < 2; side++) {
       const int column = column_of(j, side);
-      if (column < dim) to[j][side] = *(const Elements<X>*)(from + column);
+      if (WHOLE || column < dim) to[j][side] = *(const Elements<X>*)(from + column);
       else
 #pragma unroll
         for (int e = 0; e < N; e++) to[j][side].v[e] = zero_of<X>();
@@ -61,35 +72,50 @@ template<class X> KS_DEVICE void store(X* to, const RowOf<X>& from, int dim) {
 #pragma unroll
     for (int side = 0; side < 2; side++) {
       const int column = column_of(j, side);
-      if (column < dim) *(Elements<X>*)(to + column) = from[j][side];
+      if (WHOLE || column < dim) *(Elements<X>*)(to + column) = from[j][side];
     }
 }
 template<class X> KS_DEVICE void to_floats(Row& to, const RowOf<X>& from) {
 #pragma unroll
   for (int j = 0; j < PAIRS; j++)
 #pragma unroll
-    for (int side = 0; side < 2; side++)
+    for (int side = 0; side < 2; side++) {
+      if (N == 1) to[j][side][0] = to_sum(from[j][side].v[0]);
 #pragma unroll
-      for (int e = 0; e < N; e++) to[j][side][e] = to_sum(from[j][side].v[e]);
+      for (int e = 0; e + 1 < N; e += 2) Two<X>::to_sums(from[j][side].v + e, to[j][side][e], to[j][side][e + 1]);
+    }
 }
 template<class X> KS_DEVICE void store_floats(X* to, const Row& from, int dim) {
   RowOf<X> x;
 #pragma unroll
   for (int j = 0; j < PAIRS; j++)
 #pragma unroll
-    for (int side = 0; side < 2; side++)
+    for (int side = 0; side < 2; side++) {
+      if (N == 1) x[j][side].v[0] = convert<X>(from[j][side][0]);
 #pragma unroll
-      for (int e = 0; e < N; e++) x[j][side].v[e] = convert<X>(from[j][side][e]);
+      for (int e = 0; e + 1 < N; e += 2) Two<X>::convert_to(x[j][side].v + e, from[j][side][e], from[j][side][e + 1]);
+    }
   store(to, x, dim);
 }
-KS_DEVICE void scaled(Row& x, float factor) {
-  if (!Config::CACHE_SCALES) return;
+KS_DEVICE void multiply(Row& x, float factor) {
 #pragma unroll
   for (int j = 0; j < PAIRS; j++)
 #pragma unroll
     for (int side = 0; side < 2; side++)
 #pragma unroll
       for (int e = 0; e < N; e++) x[j][side][e] *= factor;
+}
+KS_DEVICE void multiply(Row& x, const Row& factors) {
+#pragma unroll
+  for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+    for (int side = 0; side < 2; side++)
+#pragma unroll
+      for (int e = 0; e < N; e++) x[j][side][e] *= factors[j][side][e];
+}
+template<class X> KS_DEVICE void load_rows(RowOf<X> (&to)[HEADS], const X* from, i64 head, int heads, int dim) {
+#pragma unroll
+  for (int h = 0; h < HEADS; h++) load(to[h], from + h * head, h < heads ? dim : 0);
 }
 
 // Rows of tokens (outer: the entry of the batch) or of pages.
@@ -103,7 +129,7 @@ template<class X> struct Rows {
   }
 };
 
-struct Place { bool stored; int page, row, position; };
+struct Place { bool stored; int page, row, position; };  // the position is known of all tokens of sequences
 
 // Where tokens lie.
 struct Places {
@@ -116,12 +142,15 @@ struct Places {
   KS_DEVICE Place of(int batch, int s) const {
     int entry = batch, begin = 0, end = S, position = s;
     if (Config::PACKED) {
-      int low = 0, high = sequences + 1;  // offsets below low are at most s, those from high on above
+      // Offsets below low are at most s. Each round a row's lanes look at one each; all rounds are as long for all lanes.
+      int low = 0;
 #pragma unroll 1
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (offsets[middle] <= s) low = middle + 1;
-        else high = middle;
+      for (int left = sequences + 1; left > 0;) {
+        const int step = divide_up(left + 1, LANES + 1), at = low + (thread_index() % LANES + 1) * step - 1;
+        int below = at <= sequences && offsets[min_of(at, sequences)] <= s;
+#pragma unroll
+        for (int m = 1; m < LANES; m *= 2) below += shuffle_xor(below, m);
+        low += below * step, left = step - 1;
       }
       entry = low - 1;
       if (entry < 0 || entry >= sequences) return {};
@@ -133,14 +162,14 @@ struct Places {
     if (Config::SLOTS) {
       const i64 place = batch * slots_batch + s * slots_row;
       const i64 slot = Config::SLOTS == 8 ? ((const i64*)slots)[place] : ((const int*)slots)[place];
-      if (slot < 0 || slot >= (i64)pages * page.d) return {};
+      if (slot < 0 || slot >= (i64)pages * page.d) return {false, 0, 0, position};
       const int number = page.quotient((int)slot);
       return {true, number, (int)slot - number * page.d, position};
     }
     const bool ends = Config::POSITION == LENGTHS && Config::DIRECTION == GATHER && position >= lengths[entry];
-    if (position < 0 || ends) return {};
+    if (position < 0 || ends) return {false, 0, 0, position};
     const int column = page.quotient(position);
-    if (column >= table_width) return {};
+    if (column >= table_width) return {false, 0, 0, position};
     const int number = table[entry * table_row + column];
     return {number >= 0 && number < pages, number, position - column * page.d, position};
   }
@@ -194,8 +223,8 @@ struct Angles {
   }
 };
 
-// What all elements of a row of q or k are multiplied by, and their weights.
-KS_DEVICE void normalise(Row& x, const Weight* weights, float eps, bool is_value) {
+// What an RMS norm multiplies all elements of a row by.
+KS_DEVICE float norm_factor(const Row& x, float eps) {
   float sum = 0.f;
 #pragma unroll
   for (int j = 0; j < PAIRS; j++)
@@ -205,106 +234,116 @@ KS_DEVICE void normalise(Row& x, const Weight* weights, float eps, bool is_value
       for (int e = 0; e < N; e++) sum += x[j][side][e] * x[j][side][e];
 #pragma unroll
   for (int m = 1; m < LANES; m *= 2) sum += shuffle_xor(sum, m);
-  if (is_value) return;
-  const float factor = element_rsqrt(sum / (float)D + eps);
-  RowOf<Weight> w;
-  load(w, weights, D);
-#pragma unroll
-  for (int j = 0; j < PAIRS; j++)
-#pragma unroll
-    for (int side = 0; side < 2; side++)
-#pragma unroll
-      for (int e = 0; e < N; e++) x[j][side][e] *= factor * to_sum(w[j][side].v[e]);
+  return element_rsqrt(sum * (1.f / D) + eps);
 }
 
-// The scale of a row of pages of 8 bits: its largest magnitude is e4m3's largest number.
-KS_DEVICE float scale_of(const Row& x) {
+KS_DEVICE float largest_magnitude(const Row& x) {
   float most = 0.f;
 #pragma unroll
   for (int j = 0; j < PAIRS; j++)
 #pragma unroll
     for (int side = 0; side < 2; side++)
 #pragma unroll
-      for (int e = 0; e < N; e++) most = maximum(most, maximum(x[j][side][e], -x[j][side][e]));
+      for (int e = 0; e < N; e++) most = maximum(most, element_abs(x[j][side][e]));
 #pragma unroll
   for (int m = 1; m < LANES; m *= 2) most = maximum(most, shuffle_xor(most, m));
-  return maximum(most / Config::LARGEST, LEAST_SCALE);
+  return most;
 }
 
-KS_BODY(Config::THREADS, 1)
-paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places places, int num_heads, int kv_heads, int q_groups,
+KS_BODY(Config::THREADS, Config::MIN_BLOCKS)
+paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places places, int num_heads, int kv_heads, int turns, int q_groups,
                  int kv_groups, FastDivmod groups, FastDivmod tokens, int total, Rows<T> q = {}, Rows<T> q_out = {},
                  Rotation rotation = {}, const Weight* q_norm = {}, const Weight* k_norm = {}, float eps = {},
                  Rows<float> k_scales = {}, Rows<float> v_scales = {}) {
-  const int number = (int)block_index() * GROUPS + thread_index() / LANES;
-  const bool inside = number < total;
-  const int token = inside ? groups.quotient(number) : 0, own = inside ? number - token * groups.d : 0;
+  // Lanes behind the last group do as those of the last one, and store nothing.
+  const int own_number = (int)block_index() * GROUPS + thread_index() / LANES, number = min_of(own_number, total - 1);
+  const int token = groups.quotient(number), own = number - token * groups.d;
   const int batch = tokens.quotient(token), s = token - batch * tokens.d;
   const bool is_query = own < q_groups, is_value = own >= q_groups + kv_groups;
-  const int first = (is_query ? own : is_value ? own - q_groups - kv_groups : own - q_groups) * HEADS;
-  const int heads = inside ? min_of((is_query ? num_heads : kv_heads) - first, HEADS) : 0, dim = is_value ? DV : D;
+  const int first = (is_query ? own : is_value ? own - q_groups - kv_groups : own - q_groups) * HEADS * turns, dim = is_value ? DV : D;
+  int heads = min_of((is_query ? num_heads : kv_heads) - first, HEADS * turns);  // that are left
   const Rows<T> rows = k.or_if(is_value, v).or_if(is_query, q);
-  T* const row = rows.at(Config::DIRECTION == COPY ? places.sources[batch] : batch, first, s);
+  T* row = rows.at(Config::DIRECTION == COPY ? places.sources[batch] : batch, first, s);
   const Rows<P> pages = k_pages.or_if(is_value, v_pages);
   const Rows<float> scales = k_scales.or_if(is_value, v_scales);
 
+  RowOf<T> x[HEADS];
+  if constexpr (Config::DIRECTION != GATHER) load_rows(x, row, rows.head, heads, dim);
+  Place place = places.of(batch, s);
+  if (own_number >= total) place.stored = false;
+  P* const in_page = pages.at(place.page, first, place.row);
+  float* scale = Config::CACHE_SCALES == OF_TOKENS ? scales.at(place.page, first, place.row) : scales.at(0, first, 0);
+
   if constexpr (Config::DIRECTION == GATHER) {
-    const Place place = inside ? places.of(batch, s) : Place{};
     if (!place.stored) return;
-    RowOf<P> x[HEADS];
+    RowOf<P> from[HEADS];
     float factors[HEADS];
+    load_rows(from, in_page, pages.head, heads, dim);
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-      if (h >= heads) continue;
-      load(x[h], pages.at(place.page, first + h, place.row), dim);
-      factors[h] = Config::CACHE_SCALES == OF_TOKENS  ? *scales.at(place.page, first + h, place.row)
-                   : Config::CACHE_SCALES == OF_HEADS ? *scales.at(0, first + h, 0)
-                                                      : 1.f;
-    }
+    for (int h = 0; h < HEADS; h++) factors[h] = Config::CACHE_SCALES ? scale[min_of(h, heads - 1) * scales.head] : 1.f;
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
       if (h >= heads) continue;
       if constexpr (Config::EXACT) {
-        store((P*)(row + h * rows.head), x[h], dim);
+        store((P*)(row + h * rows.head), from[h], dim);
       } else {
         Row y;
-        to_floats(y, x[h]);
-        scaled(y, factors[h]);
+        to_floats(y, from[h]);
+        if (Config::CACHE_SCALES) multiply(y, factors[h]);
         store_floats(row + h * rows.head, y, dim);
       }
     }
-    return;
-  }
-
-  RowOf<T> x[HEADS];
-#pragma unroll
-  for (int h = 0; h < HEADS; h++) load(x[h], row + h * rows.head, h < heads ? dim : 0);
-  const Place place = inside ? places.of(batch, s) : Place{};
-  if constexpr (Config::EXACT) {
+  } else if constexpr (Config::EXACT) {
     if (!place.stored) return;
 #pragma unroll
     for (int h = 0; h < HEADS; h++)
-      if (h < heads) store((T*)pages.at(place.page, first + h, place.row), x[h], dim);
+      if (h < heads) store((T*)in_page + h * pages.head, x[h], dim);
   } else {
+    char* to = is_query ? (char*)q_out.at(batch, first, s) : (char*)in_page;
+    const i64 step = is_query ? q_out.head * (int)sizeof(T) : pages.head * (int)sizeof(P);
+    const bool turned = Config::ROTARY != 0 && !is_value;
     Angles angles;
-    if (Config::ROTARY != 0 && place.stored && !is_value) angles.load(rotation, place.position);
+    if (turned) angles.load(rotation, place.position);
+    Row weights;
+    if constexpr (Norm::THERE) {
+      RowOf<Weight> w;
+      load(w, is_query ? q_norm : k_norm, D);
+      to_floats(weights, w);
+    }
+    int stored = !is_query;  // whether a lane of the warp has rows for pages
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
+    for (int m = LANES; m < WARP; m *= 2) stored |= shuffle_xor(stored, m);
+#pragma unroll 1
+    for (int turn = 1;; turn++) {
+      RowOf<T> next;
+      if (heads > 1) row += rows.head;  // of heads that are not there, the last one
+      if (turn < turns) load(next, row, dim);
       Row y;
-      to_floats(y, x[h]);
-      if constexpr (Norm::THERE) normalise(y, is_query ? q_norm : k_norm, eps, is_value);
-      if (Config::ROTARY != 0 && place.stored && !is_value) angles.apply(y);
-      float scale = 1.f;
-      if (Config::CACHE_SCALES == OF_TOKENS) scale = scale_of(y);
-      if (!place.stored || h >= heads) continue;
-      if (is_query) {
-        store_floats(q_out.at(batch, first + h, s), y, D);
-        continue;
+      to_floats(y, x[0]);
+      float factor = 1.f;
+      if constexpr (Norm::THERE) {
+        factor = norm_factor(y, eps);
+        if (is_value) factor = 1.f;
+        else multiply(y, weights);
       }
-      if (Config::CACHE_SCALES == OF_HEADS) scale = *scales.at(0, first + h, 0);
-      if (Config::CACHE_SCALES == OF_TOKENS && thread_index() % LANES == 0) *scales.at(place.page, first + h, place.row) = scale;
-      scaled(y, 1.f / scale);
-      store_floats(pages.at(place.page, first + h, place.row), y, dim);
+      if (turned) angles.apply(y);
+      if (Config::CACHE_SCALES == OF_TOKENS && stored) {
+        const float own = maximum(largest_magnitude(y) * factor * (1.f / Config::LARGEST), LEAST_SCALE);
+        if (!is_query) {
+          factor *= reciprocal_fast(own);
+          if (place.stored && heads > 0 && thread_index() % LANES == 0) *scale = own;
+        }
+      }
+      if (Config::CACHE_SCALES == OF_HEADS && !is_query && heads > 0) factor /= *scale;
+      if (Norm::THERE || Config::CACHE_SCALES) multiply(y, factor);
+      if (place.stored && heads > 0) {
+        if (is_query) store_floats((T*)to, y, D);
+        else store_floats((P*)to, y, dim);
+      }
+      if (turn == turns) break;
+      heads--, to += step, scale += scales.head;
+#pragma unroll
+      for (int j = 0; j < PAIRS; j++) copy(x[0][j][0], next[j][0]), copy(x[0][j][1], next[j][1]);
     }
   }
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
@@ -25,10 +25,15 @@ __all__ = ["CACHE", "CacheTile", "PagedCacheDefinition"]
 _TYPES = frozenset({DType.float16, DType.bfloat16, DType.float32})
 _THREADS = 256
 _HEADS = (2, 1)
-"""Of a token, that the lanes of a row have together. Four take registers from other warps: rotated
-rows then came at 0.75 of a copy's speed, with two at 0.90 (H100, 8,192 tokens)."""
+"""Of a token, that the lanes of a row have together, where rows are only moved: two have their
+token's place found once."""
 _MOST_ELEMENTS = 32
 """Of these heads, that a lane has."""
+_TURNS = (4, 2, 1)
+"""Heads of a token that lanes have one after another, where rows are computed and there are so many
+that blocks fill the device; eight are no faster."""
+_BLOCKS, _FEW_ELEMENTS = 3, 16
+"""That share a compute unit then, where a lane has at most so many elements of a row."""
 _AXES = ("outer", "head", "row")
 _POSITION = {"": 0, "given": 1, "lengths": 2}
 _SCALES = {"": 0, "heads": 1, "tokens": 2}
@@ -37,12 +42,17 @@ _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 
 @dataclass(frozen=True)
 class CacheTile:
-    """Threads of a block, those that have a row together, and heads of a token that these have."""
+    """Threads of a block, those that have a row together, and heads of a token that these have
+    together and one after another."""
 
     dtypes: frozenset[DType]
     threads: int
     lanes: int
     heads: int = 1
+    blocks: int = 1
+    """That share a compute unit."""
+    turns: int = 1
+    """No column of the table but chosen for a problem."""
 
 
 def _rows(name: str) -> Structure:
@@ -109,14 +119,25 @@ class PagedCacheDefinition(KernelDefinition):
         pairs = halves + divide_up(chunks - 2 * halves, 2)
         lanes = min(1 << (pairs - 1).bit_length(), row.warp_size)
         held = 2 * divide_up(pairs, lanes) * n  # elements of a row that a lane has
+        if _computes(spec):
+            blocks = _BLOCKS if held <= _FEW_ELEMENTS else 1
+            return (CacheTile(_TYPES, _THREADS, lanes, 1, blocks),)
         heads = (h for h in _HEADS if h == 1 or h * held <= _MOST_ELEMENTS)
         return tuple(CacheTile(_TYPES, _THREADS, lanes, h) for h in heads)
 
     def tile(self, problem: PagedCacheProblem, row: ArchRow, device: Device) -> CacheTile:
-        """That of the most heads of whose groups a fifth at most is empty."""
+        """That of the most heads of whose groups a fifth at most is empty; in turns, where groups
+        fill the device."""
         tiles, rows = self.tiles(problem.spec, row), _groups(problem, 1)
-        full = (t for t in tiles if 4 * t.heads * _groups(problem, t.heads) <= 5 * rows)
-        return next(full, tiles[-1])
+        if _computes(problem.spec):
+            (tile,) = tiles
+            tiles = tuple(replace(tile, turns=n) for n in _TURNS)
+        for t in tiles:
+            blocks, room = self.grid(problem, t, device), device.limits.compute_units * t.blocks
+            full = 4 * t.heads * t.turns * _groups(problem, t.heads * t.turns) <= 5 * rows
+            if full and (t.turns == 1 or blocks >= room):
+                return t
+        return tiles[-1]
 
     def takes(
         self, problem: PagedCacheProblem, tile: CacheTile, row: ArchRow, device: Device
@@ -144,6 +165,7 @@ class PagedCacheDefinition(KernelDefinition):
             "THREADS": tile.threads,
             "LANES": tile.lanes,
             "ROW_HEADS": tile.heads,
+            "MIN_BLOCKS": tile.blocks,
         }
 
     def signature(self, spec: PagedCacheSpec) -> Signature:
@@ -163,6 +185,7 @@ class PagedCacheDefinition(KernelDefinition):
                 ("places", _PLACES),
                 ("num_heads", "i32"),
                 ("kv_heads", "i32"),
+                ("turns", "i32"),
                 ("q_groups", "i32"),
                 ("kv_groups", "i32"),
                 ("groups", divider_parameter("row_groups")),
@@ -177,7 +200,9 @@ class PagedCacheDefinition(KernelDefinition):
         )
 
     def grid(self, problem: PagedCacheProblem, tile: CacheTile, device: Device) -> int:
-        return divide_up(problem.tokens * _groups(problem, tile.heads), tile.threads // tile.lanes)
+        return divide_up(
+            problem.tokens * _groups(problem, tile.heads * tile.turns), tile.threads // tile.lanes
+        )
 
     def threads(self, tile: CacheTile, row: ArchRow) -> int:
         return tile.threads
@@ -206,11 +231,12 @@ class PagedCacheDefinition(KernelDefinition):
             **divider_values("page_size", p.page_size),
             "num_heads": p.num_heads,
             "kv_heads": p.kv_heads,
-            "q_groups": divide_up(p.num_heads, tile.heads),
-            "kv_groups": divide_up(p.kv_heads, tile.heads),
-            **divider_values("row_groups", _groups(p, tile.heads)),
+            "turns": tile.turns,
+            "q_groups": divide_up(p.num_heads, tile.heads * tile.turns),
+            "kv_groups": divide_up(p.kv_heads, tile.heads * tile.turns),
+            **divider_values("row_groups", _groups(p, tile.heads * tile.turns)),
             **divider_values("S_tokens", max(p.S, 1)),
-            "total": p.tokens * _groups(p, tile.heads),
+            "total": p.tokens * _groups(p, tile.heads * tile.turns),
             "cos_row": p.cos_stride,
             "max_position": p.max_position,
             "eps": p.eps,
@@ -227,6 +253,11 @@ def _groups(p: PagedCacheProblem, heads: int) -> int:
     """Groups of a token's rows, of so many heads."""
     of_keys = divide_up(p.kv_heads, heads)
     return divide_up(p.num_heads, heads) + of_keys * (2 if p.spec.value_dim else 1)
+
+
+def _computes(spec: PagedCacheSpec) -> bool:
+    """Whether rows are computed on the way to pages."""
+    return spec.direction == "append" and not spec.exact
 
 
 def _elements(spec: PagedCacheSpec) -> int:

@@ -127,6 +127,13 @@ template<class Tile, int THREADS> struct Share {
   }
 };
 
+// ---- two neighbours of an array at an even place, which a platform may convert by one instruction
+
+template<class T> struct Two {
+  static KS_DEVICE void to_sums(const T* from, float& x, float& y) { x = to_sum(from[0]), y = to_sum(from[1]); }
+  static KS_DEVICE void convert_to(T* to, float x, float y) { to[0] = convert<T>(x), to[1] = convert<T>(y); }
+};
+
 // ---- 16 bytes at once
 
 template<class T> struct alignas(16) Chunk {

@@ -11,7 +11,7 @@ KS_DEVICE float element_log(float x) { return logf(x); }
 KS_DEVICE float element_log2(float x) { return log2f(x); }
 KS_DEVICE float element_log1p(float x) { return log1pf(x); }
 KS_DEVICE float element_sqrt(float x) { return sqrtf(x); }
-KS_DEVICE float element_rsqrt(float x) { return 1.f / sqrtf(x); }
+KS_DEVICE float element_rsqrt(float x) { return rsqrtf(x); }
 // As tanh_fast, without a branch, which elements of a warp would part at.
 KS_DEVICE float element_tanh(float x) {
   const float size = maximum(x, -x), y = fmaf(-2.f, reciprocal_fast(exp2_fast(2.88539008f * size) + 1.f), 1.f);
@@ -45,6 +45,7 @@ KS_DEVICE float element_sigmoid(float x) { return reciprocal_fast(1.f + exp2_fas
 KS_DEVICE float element_softcap(float x, float cap) { return cap * element_tanh(x * (1.f / cap)); }
 
 template<class T> KS_DEVICE T element_abs(T x) { return x < 0 ? -x : x; }
+KS_DEVICE float element_abs(float x) { return fabsf(x); }
 template<class T> KS_DEVICE T element_sign(T x) { return x > 0 ? T(1) : x < 0 ? T(-1) : x; }
 // NaN stays, as NumPy's and torch's.
 template<class T> KS_DEVICE T element_min(T x, T y) { return x < y || x != x ? x : y; }
