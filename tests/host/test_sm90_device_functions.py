@@ -136,6 +136,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "POINTERS": 1,
     "RESIDUAL": 0,
     "EPILOGUE": 0,
+    "REDUCTIONS": 0,
     "PAIRS": 0,
     "SUMMED": 0,
     "CAPTURES": 0,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
 from kernelseam.dtypes import DType
-from kernelseam.epilogues import Epilogue, column_sums, epilogue_expression, residual, softcap
+from kernelseam.epilogues import Epilogue, amax, column_sums, epilogue_expression, residual, softcap
 from kernelseam.expressions.epilogues import epilogue_text
-from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.gemm_tiling import strips_of
 from kernelseam_cuda.sm90.tiles import (
     E4M3,
     E4M3_BLOCKS,
@@ -39,9 +39,14 @@ LIMITS = DeviceLimits(
 H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
 BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
 FN = DType.float8_e4m3fn
-WITH_SUMS = epilogue_text(
-    epilogue_expression(["gelu", column_sums(np.zeros(512, np.float32))]).structure
-)
+
+
+def with_text(epilogue: Epilogue) -> str:
+    return epilogue_text(epilogue_expression(epilogue).structure)
+
+
+WITH_SUMS = with_text(["gelu", column_sums(np.zeros(512, np.float32))])
+WITH_SMALL_BLOCKS = with_text(amax(np.zeros((32, 64), np.float32), block=(16, 8)))
 
 
 def problem(
@@ -120,8 +125,8 @@ def problem(
         ),
         ({"summed": True, "view": "pointers"}, "it does not sum products of lists"),
         (
-            {"epilogue": WITH_SUMS},
-            "row_sums, column_sums and amax in an epilogue are not supported by this kernel",
+            {"epilogue": WITH_SMALL_BLOCKS},
+            "no tile's strips of 16 rows are of blocks that sums and maxima are of",
         ),
         ({"residual": F32}, "its residual is of the result's bfloat16, not of float32"),
         (
@@ -142,10 +147,27 @@ def test_what_the_kernel_does_not_take_is_refused_by_name(
     assert HALF.refuse(problem(**changes), ROW) == reason
 
 
-def test_sums_in_an_epilogue_fall_back_to_the_shared_kernel() -> None:
-    sums = {"epilogue": WITH_SUMS}
-    p = replace(problem(batch=1, heads=1, **sums), reduction_strides=((1,),))
-    assert HALF.refuse(p, ROW) is not None and GemmDefinition().refuse(p, ROW) is None
+def test_sums_in_an_epilogue_are_added_up_behind_the_product() -> None:
+    """A part is of a warp's 16 rows, or one of them, and of the tile's columns, or one of them;
+    where a number is of a block's, of 64 of them, of a gate's 96 of 32."""
+    p = replace(
+        problem(M=100, N=200, batch=1, heads=1, epilogue=WITH_SUMS), reduction_strides=((1,),)
+    )
+    assert HALF.refuse(p, ROW) is None
+    for tile in HALF.tiles(p.spec, ROW):
+        plan = HALF.launches(p, tile, H200)
+        product, added = plan.kernels
+        assert (product.workspace, added.workspace) == ({"parts_0": 0}, {"parts": 0})
+        assert (plan.workspace_bytes, added.problem.of) == (
+            4 * 7 * -(-200 // tile.bn) * tile.bn,
+            (1, 7, 1),
+        )
+    block = amax(np.empty((100, 1), np.float32), block=(1, 96))
+    for epilogue, narrow in ((column_sums(np.empty(96, np.float32)), False), (block, True)):
+        gate = with_epilogue(["swiglu", epilogue], M=100, N=192)
+        wide = {t.bn: strips_of(gate, t).wide for t in HALF.tiles(gate.spec, ROW)}
+        assert wide[192] == (32 if narrow else 96)
+        assert (128 in wide) is not narrow, "its 64 columns are of no block of 96"
 
 
 def test_problems_are_refused_by_their_numbers() -> None:
@@ -540,10 +562,6 @@ H100 = replace(
 )
 
 
-def with_text(epilogue: Epilogue) -> str:
-    return epilogue_text(epilogue_expression(epilogue).structure)
-
-
 def with_epilogue(epilogue: Epilogue, **sizes: Any) -> GemmProblem:
     """A linear layer's product of a batch of one."""
     text = with_text(epilogue)
@@ -633,16 +651,17 @@ def test_an_epilogue_of_other_dtypes_is_refused() -> None:
 
 @pytest.mark.parametrize("epilogue", ["silu", "swiglu"])
 def test_results_of_8_bits(epilogue: str) -> None:
-    """TMA stores them in boxes of 128 columns or of 64; a gate's 96 of a tile fit neither."""
+    """TMA stores them in boxes of 128 columns, of 64, or of a gate's 96 of a tile."""
     p = with_epilogue(epilogue, dtype_c=FN)
     assert HALF.refuse(p, ROW) is None
     tiles = HALF.tiles(p.spec, ROW)
-    assert (PING_PONG in tiles) == (epilogue == "silu")
+    assert PING_PONG in tiles
     for tile in tiles:
         c = HALF.tensor_maps(p, tile, H200)["c_map"]
         assert tensor_maps.refuse(c, 16) is None
         columns = tile.bn * p.c_columns // p.N
         assert tile.store == "rows" or columns % c.box[0] == 0
+        assert c.swizzle == (c.box[0] if c.box[0] in (64, 128) else 0)
     for more in ({"residual": FN}, {"preactivation": True}):
         asked = with_epilogue(epilogue, dtype_c=FN, **more)
         assert "residual and preactivation of float8_e4m3fn" in str(HALF.refuse(asked, ROW))

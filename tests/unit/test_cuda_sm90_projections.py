@@ -190,6 +190,15 @@ def test_halves_are_stored_by_32_columns_and_the_weight_comes_in_units() -> None
     assert (maps["c_map"].box, maps["c_map"].swizzle) == ((64, 64, 1, 1), 128)
 
 
+@pytest.mark.parametrize(("tokens", "hides"), [(4096, True), (512, False)])
+def test_one_consumer_turns_its_tile_while_the_other_multiplies(tokens: int, hides: bool) -> None:
+    """Where most tiles have one behind them."""
+    large = {"batch": 1, "hidden": 4096, "num_heads": 32, "kv_heads": 8, "head_dim": 128}
+    tile = launch_of(qkv(S=tokens, **large, rotary_dim=128, **TURNED)).tile
+    assert tile.ping_pong is hides
+    assert not launch_of(qkv(S=tokens, **large)).tile.ping_pong
+
+
 def test_warps_store_what_boxes_do_not_hold() -> None:
     both = {"tma", "rows"}
     assert stores(qkv()) == both, "entries of whole boxes"

@@ -1,6 +1,7 @@
 // What the roles of a block share: sizes, shared memory, rings, arguments.
 #pragma once
 #include "gemm/epilogue.h"
+#include "gemm/reductions.h"
 #include "gemm/scales.h"
 #include "sm90/gemm/groups.h"
 #include "sm90/gemm/matrix.h"
@@ -110,6 +111,7 @@ struct Arguments {
   const FastDivmod& b_heads;
   const RowIndices& indices;
   const EpilogueArguments& epilogue;
+  const EpilogueParts<Config::REDUCTIONS>& parts;
 
   // Stages of the ring that a tile's source tiles take.
   KS_DEVICE int source_stages() const {

@@ -304,8 +304,8 @@ struct Consumer {
     return panel + j / 2 * (ROWS_BYTES / 2) + (at & 15) * 64 + (chunk ^ (at >> 1 & 3)) * 16;
   }
 
-  // SUMS: what an epilogue is of, else the result.
-  template<bool SUMS> KS_DEVICE void store(const float (&acc)[MT][BN / 2], const TileCoord& p, const StoredRows& to_rows) {
+  // SUMS: what an epilogue is of, else the result. make(panel, panels): makes these, while those before are stored.
+  template<bool SUMS, class Make> KS_DEVICE void store(float (&acc)[MT][BN / 2], const TileCoord& p, const StoredRows& to_rows, Make make) {
     constexpr bool APART = Config::PAIRS == NEIGHBOURS && !SUMS;  // a thread has no two neighbours of the result
     constexpr int WIDTH = SUMS ? BN : BN / PER_COLUMN;
     const int at = sizeof(TC) == 4 || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;
@@ -313,6 +313,7 @@ struct Consumer {
     for (int first = 0; first < (SUMS ? SUM_PANELS : C_PANELS); first += BATCH)
 #pragma unroll
       for (int i = 0; i < MT; i++, out_state.advance()) {
+        if (i == 0) make(first, BATCH);
         if (Config::STORE == TMA) out_ring.wait_empty(out_state);
         char* const to = storage.out[group][out_state.stage * BATCH] + warp * 16 * Result::BOX_BYTES;
 #pragma unroll
@@ -321,7 +322,7 @@ struct Consumer {
           for (int j = 0; j < 4; j++) {
             if (WIDTH % C_COLUMNS && C_COLUMNS * (first + n) + C_COLUMNS / 4 * j >= WIDTH) break;
             if constexpr (APART) {
-              store_apart(to + n * ROWS_BYTES, &acc[i][C_COLUMNS * (first + n)], j, at);
+              store_apart<Result::BOX_BYTES>(to + n * ROWS_BYTES, &acc[i][C_COLUMNS * (first + n)], j, at);
             } else if constexpr (sizeof(TC) == 1) {
               store_bytes<Result::BOX_BYTES>(to + n * ROWS_BYTES, &acc[i][64 * (first + n)], j, at);
             } else if constexpr (sizeof(TC) == 4) {
@@ -434,13 +435,15 @@ struct Consumer {
       if constexpr (Config::PREACTIVATION) {
         const EpilogueResults& sums = a.epilogue.results;
         TC* const base = (TC*)sums.preactivation;
-        store<true>(acc, p, {Config::POINTERS ? listed(base, p.matrix) : base + p.batch * sums.batch + p.head * sums.head, sums.row, a.N});
+        store<true>(acc, p, {Config::POINTERS ? listed(base, p.matrix) : base + p.batch * sums.batch + p.head * sums.head, sums.row, a.N}, [](int, int) {});
       }
       if constexpr (Config::EPILOGUE) {
         const int at = opaque(thread_lane);  // else its places are kept from tile to tile, and spill
-        apply_epilogue(acc, a.epilogue, p, p.row + first_row(at), a.N / PER_COLUMN, at & 3);
+        Expression expression(a, p, p.row + first_row(at), at);
+        store<false>(acc, p, c, [&](int panel, int panels) { expression.apply(acc, a, panel, panels); });
+      } else {
+        store<false>(acc, p, c, [](int, int) {});
       }
-      store<false>(acc, p, c);
       if (PING_PONG) state.advance(stages_of(t + step));  // the other's tile
     }
   }

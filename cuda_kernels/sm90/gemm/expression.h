@@ -2,30 +2,61 @@
 // neighbouring columns, 2q and 2q + 1 of every 8. Of HALVES the two of a pair are BN/4 accumulators apart. Of NEIGHBOURS they are side
 // by side, and what becomes of them is where the first was: column q of every 4 of the result.
 #pragma once
-#include "sm90/gemm/block.h"
+#include "sm90/gemm/reductions.h"
 
-// Elements that are computed together: what more of them load and keep would be spilled.
-constexpr int ELEMENTS_AT_ONCE = 8;
+// Elements that are computed together: what more of them load and keep would be spilled, or is slower. (H200, 512×6144×4096 by 128×192, over
+// the product alone: a gate of neighbours 1.2 % by 16 and 5.2 % by 8, gelu with a bias 9 and 8 %.)
+constexpr int ELEMENTS_AT_ONCE = Config::PAIRS && !PING_PONG && !Config::REDUCTIONS ? 16 : 8;
 
-KS_DEVICE void apply_epilogue(float (&acc)[MT][BN / 2], const EpilogueArguments& given, const TileCoord& p, int row, int columns, int q) {
-  const Epilogue own = given.captured();
-  const auto tile = own.tile(given.results.number(p.batch, p.head));
-  const int column = result_column(p), row0 = row + given.results.rows_before(p.head);
+struct Expression {
+  const Epilogue own;
+  const Epilogue::Tile tile;
+  const EpilogueBlock block;  // its first row is this thread's; rows and columns: where they end
+  const int lane;
   Epilogue::Row rows[MT][2];
+  Reduced<Config::REDUCTIONS> reduced{};
+
+  static constexpr int APART = Config::PAIRS == HALVES ? BN / 4 : 1, EACH = Config::PAIRS == NEIGHBOURS ? 1 : 2;
+  static constexpr int EIGHTS = Config::PAIRS == HALVES ? BN / 16 : BN / 8, AT_ONCE = max_of(ELEMENTS_AT_ONCE / (2 * MT * EACH), 1);
+  static constexpr int PANEL = C_COLUMNS / (4 * EACH), STRIP = STRIP_COLUMNS / (4 * EACH);  // of so many eights
+  static_assert(Config::REDUCTIONS == 0 || AT_ONCE * EACH * MT == FOUR, "parts of columns");
+  static_assert(PANEL % AT_ONCE == 0 && STRIP % AT_ONCE == 0, "computed together");
+
+  KS_DEVICE Expression(const Arguments& a, const TileCoord& p, int row, int lane)
+      : own(a.epilogue.captured()), tile(own.tile(number(a, p))),
+        block{number(a, p), row, result_column(p), a.M, a.N / PER_COLUMN}, lane(lane) {
+    const int row0 = row + a.epilogue.results.rows_before(p.head);
 #pragma unroll
-  for (int i = 0; i < MT; i++)
+    for (int i = 0; i < MT; i++)
 #pragma unroll
-    for (int half = 0; half < 2; half++) rows[i][half] = own.row(tile, row0 + 64 * i + 8 * half);
-  constexpr int APART = Config::PAIRS == HALVES ? BN / 4 : 1, EACH = Config::PAIRS == NEIGHBOURS ? 1 : 2;
-  constexpr int EIGHTS = Config::PAIRS == HALVES ? BN / 16 : BN / 8, AT_ONCE = max_of(ELEMENTS_AT_ONCE / (2 * MT * EACH), 1);
+      for (int half = 0; half < 2; half++) rows[i][half] = own.row(tile, row0 + 64 * i + 8 * half);
+  }
+  static KS_DEVICE int number(const Arguments& a, const TileCoord& p) { return a.epilogue.results.number(p.batch, p.head); }
+
+  // Applies it to `panels` panels of the result, from number `panel` on.
+  KS_DEVICE void apply(float (&acc)[MT][BN / 2], const Arguments& a, int panel, int panels) {
 #pragma unroll
-  for (int first = 0; first < EIGHTS; first += AT_ONCE) {
-    if (column + 4 * EACH * first >= columns) break;  // also keeps the compiler from computing all at once
+    for (int n = 0; n < panels * PANEL; n += AT_ONCE) {
+      const int first = panel * PANEL + n;
+      if (first >= EIGHTS) break;
+      // The branch also keeps the compiler from computing all at once.
+      const bool some = block.column + 4 * EACH * first < block.columns;
+      if (!Config::REDUCTIONS && !some) break;
+      if (some) apply_to_some(acc, a, first);
+      if constexpr (Config::REDUCTIONS)
+        if ((first + AT_ONCE) % STRIP == 0)
+          reduced.write_strips(a.parts, block, block.row, block.column + 4 * EACH * (first + AT_ONCE - STRIP), lane);
+    }
+  }
+
+  KS_DEVICE void apply_to_some(float (&acc)[MT][BN / 2], const Arguments& a, int first) {
+    if constexpr (Config::REDUCTIONS) reduced.clear_columns();
 #pragma unroll
     for (int c = first; c < min_of(first + AT_ONCE, EIGHTS); c++)
 #pragma unroll
       for (int e = 0; e < EACH; e++) {
-        const auto at = own.column(tile, column + EACH * (4 * c + q) + e);
+        const int n = block.column + EACH * (4 * c + (lane & 3)) + e;
+        const auto at = own.column(tile, n);
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -33,7 +64,18 @@ KS_DEVICE void apply_epilogue(float (&acc)[MT][BN / 2], const EpilogueArguments&
             float& x = acc[i][4 * c + 2 * half + e];
             if constexpr (Config::PAIRS != 0) x = own.value(x, (&x)[APART], tile, rows[i][half], at);
             else x = own.value(x, tile, rows[i][half], at);
+            if constexpr (Config::REDUCTIONS) {
+              const bool there = n < block.columns && block.row + 64 * i + 8 * half < block.rows;
+              x = reduced.take(x, own, tile, rows[i][half], at, there, i, half, ((c - first) * EACH + e) * MT + i);
+            }
           }
       }
+    if constexpr (Config::REDUCTIONS) {
+      struct Place { int row, column; };
+      reduced.write_columns(a.parts, block, lane, [&](int n) {
+        const int c = first + n / (MT * EACH), e = n / MT % EACH, i = n % MT;
+        return Place{block.row - (lane >> 2) + 64 * i, block.column + EACH * (4 * c + (lane & 3)) + e};
+      });
+    }
   }
-}
+};

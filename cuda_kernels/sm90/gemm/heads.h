@@ -69,7 +69,7 @@ struct HeadsResult {
   }
   // Cosines and sines of some of a panel's pairs, as many as registers hold; what is not turned has none. tables: where the
   // rows' begin.
-  static constexpr int AT_ONCE = Config::BLOCKS == 1 ? 8 : SPLIT > 1 ? 1 : 2, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
+  static constexpr int AT_ONCE = PING_PONG ? 2 : Config::BLOCKS == 1 ? 8 : SPLIT > 1 ? 1 : 2, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
   struct Angles { float cosine[MT][2][AT_ONCE], sine[MT][2][AT_ONCE]; };
   KS_DEVICE bool turns(const TileCoord& p, const Pair& x, int c, int column) const {
     return order.turned(p.column + x.o, c + (Config::ROTARY == INTERLEAVED ? column : 0));

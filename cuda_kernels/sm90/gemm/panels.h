@@ -21,29 +21,31 @@ KS_DEVICE u32 pair_offset(int lane, int j, int half) {
 }
 
 // Where a byte of a row of a panel lies in its buffer: in rows of 128 bytes, or of 64 in either half of it, each in the swizzle of
-// that width.
+// that width; or in rows of another width, without one.
 template<int BOX_BYTES> KS_DEVICE int byte_place(int row, int byte) {
+  if constexpr (BOX_BYTES != 128 && BOX_BYTES != 64) return row * BOX_BYTES + byte;
   if constexpr (BOX_BYTES == 128) return row * 128 + ((byte / 16) ^ (row & 7)) * 16 + byte % 16;
   return byte / 64 * (ROWS_BYTES / 2) + row * 64 + ((byte % 64 / 16) ^ (row >> 1 & 3)) * 16 + byte % 16;
 }
 
 // The same of a chunk of 16 bytes, counted on from one panel to the next, in fewer registers.
 template<int BOX_BYTES> KS_DEVICE int chunk_place(int row, int chunk) {
+  if constexpr (BOX_BYTES != 128 && BOX_BYTES != 64) return row * BOX_BYTES + chunk * 16;
   if constexpr (BOX_BYTES == 128) return row * 128 + ((chunk ^ row) & 7) * 16;
   return (chunk >> 2 & 1) * (ROWS_BYTES / 2) + row * 64 + ((chunk ^ row >> 1) & 3) * 16;
 }
 
 // Writes results of pairs of neighbours (expression.h): a lane has column lane % 4 of every 4 of the panel, of which these are the
 // j-th quarter.
-KS_DEVICE void store_apart(char* panel, const float* acc, int j, int lane) {
+template<int BOX_BYTES> KS_DEVICE void store_apart(char* panel, const float* acc, int j, int lane) {
   constexpr int FOURS = C_COLUMNS / 16;
   const int row = lane >> 2;
 #pragma unroll
   for (int n = FOURS * j; n < FOURS * (j + 1); n++)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int byte = (4 * n + (lane & 3)) * (int)sizeof(TC);
-      *(TC*)(panel + (row + 8 * half) * 128 + ((byte / 16) ^ row) * 16 + byte % 16) = convert<TC>(acc[4 * n + 2 * half]);
+      const int place = byte_place<BOX_BYTES>(row + 8 * half, (4 * n + (lane & 3)) * (int)sizeof(TC));
+      *(TC*)(panel + place) = convert<TC>(acc[4 * n + 2 * half]);
     }
 }
 

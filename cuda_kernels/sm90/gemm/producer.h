@@ -5,6 +5,7 @@
 // Of B, from one launch to the next of the same: more than that would leave the L2 cache in the order in which it came, all of it
 // before it is read again. Not of boxes of a few rows, of which a slice has many: q, k and v of 256 tokens, turned, took 34 µs for 30.
 constexpr int KEPT_BYTES = 40 << 20;
+constexpr bool FEW_ROWS_A_BOX = Result::ORDERED || (Config::B_TRANSPOSED && BN / B_BOXES < 64);
 static_assert(A_PARTS == 1 || !Config::A_TRANSPOSED, "shared rows of A are boxes along K");
 
 struct Producer {
@@ -102,7 +103,7 @@ struct Producer {
     // Each block of a cluster multicasts its part of what they share to all.
     auto load_b_of = [&](int offset, int x0, int x1, int x2) {
       constexpr int ALL = (1 << CLUSTER) - 1;
-      if (Config::B_FIRST && !Result::ORDERED && (i64)a.N * a.slices > KEPT_BYTES / 128) {
+      if (Config::B_FIRST && !FEW_ROWS_A_BOX && (i64)a.N * a.slices > KEPT_BYTES / 128) {
         if (B_PARTS == 1) tma_load(to_b + offset, b_map(), full, x0, x1, x2, x.b.x3, mostly_evict_first());
         else tma_load_multicast(to_b + offset, b_map(), full, x0, x1, x2, x.b.x3, ALL, mostly_evict_first());
       } else if (B_PARTS == 1) {

@@ -2,7 +2,7 @@
 //   ORDERED, weight_row:  which row of B, and element of the bias, makes a column of the tile; as numbered where not ORDERED,
 //                         else UNIT_ROWS together
 //   apply_rotary:         of heads that are rotated: what is done to the sums before they are rounded
-//   BOX_BYTES:            of a row of a box that TMA stores, 128 or 64: the swizzle of the epilogue's buffers is as wide
+//   BOX_BYTES:            of a row of a box that TMA stores: the swizzle of the epilogue's buffers is as wide, of 128 or 64
 //   matrix, store_boxes:  where a tile's are among the maps' last axes; stores 64 rows of a panel, which lie at `from` and of which
 //                         `left` columns are the tile's, by TMA
 //   rows, store:          the 16 rows that a warp stores itself, from number `first` on; 16 bytes of row r of them
@@ -27,7 +27,9 @@ struct StoredRows {
 
 struct MatrixResult {
   static constexpr bool ORDERED = false;
-  static constexpr int BOX_BYTES = Config::STORE == TMA && BN / PER_COLUMN % C_COLUMNS ? 64 : 128, UNIT_ROWS = BN;  // half panels
+  // Half panels where the last is half a one; else, of a gate of 8 bits, a tile's 96 columns.
+  static constexpr int ROW_BYTES = BN / PER_COLUMN * sizeof(TC), UNIT_ROWS = BN;
+  static constexpr int BOX_BYTES = Config::STORE == ROWS || ROW_BYTES % 128 == 0 ? 128 : ROW_BYTES % 64 == 0 ? 64 : ROW_BYTES;
 
   KS_DEVICE int weight_row(int column) const { return column; }
 

@@ -346,7 +346,17 @@ def _gemm() -> Iterator[GemmCase]:
     yield gemm(
         "bf16-tn", "many-tiles-powers-to-f32", epilogue="powers", dtype_c=DType.float32, **apart
     )
+    sums = {"reductions": ("row_squares", "column_sums", "amax_squares"), "sample": None}
+    fewer = {**apart, "num_heads": 20, "M": 456, "K": 200}  # all rows are held against the oracle
+    for name, epilogue in (("", "silu"), ("-gate", "gated_options")):
+        yield gemm("bf16-nt", f"many-tiles-sums{name}", epilogue=epilogue, **sums, **fewer)
     whole = {"M": 2056, "N": 4112, "K": 520, "batch": 1, "num_heads": 1}
+    gates = (2056, "swiglu_interleaved"), (2056, "quantized_gate")
+    for rows, epilogue in gates:
+        to = {"dtype_c": DType.float8_e4m3fn} if epilogue == "quantized_gate" else {}
+        yield gemm(
+            "bf16-nt", f"{rows}-tokens-{epilogue}", epilogue=epilogue, **{**whole, "M": rows}, **to
+        )
     for rows, epilogue in ((2056, "swiglu"), (500, "geglu"), (60, "silu"), (60, "swiglu")):
         yield gemm(
             "bf16-nt",

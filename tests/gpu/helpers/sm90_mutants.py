@@ -34,8 +34,8 @@ GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
     f"sm90/gemm/{name}.h"
     for name in ("gemm", "matrix", "producer", "consumer", "epilogue", "tiles")
 )
-GEMM_EXPRESSION, GEMM_PANELS, GEMM_SPLIT_SUMS = (
-    f"sm90/gemm/{name}.h" for name in ("expression", "panels", "split_sums")
+GEMM_EXPRESSION, GEMM_PANELS, GEMM_REDUCTIONS, GEMM_SPLIT_SUMS = (
+    f"sm90/gemm/{name}.h" for name in ("expression", "panels", "reductions", "split_sums")
 )
 GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES, GEMM_GROUPS, TF32_CONSUMER = (
     f"sm90/gemm/{name}.h" for name in ("heads", "block", "scale_loader", "groups", "tf32_consumer")
@@ -71,6 +71,7 @@ GATE, EPILOGUE, SOURCES = (
     f"gemm-{kind}-many-tiles-{what}"
     for kind, what in (("bf16-nt", "gate"), ("bf16-nt", "silu"), ("f16-nn", "in-turn"))
 )
+SUMMED_ROWS = "gemm-bf16-nt-many-tiles-sums"
 SCALED, SCALED_MATRIX = (f"gemm-e4m3fn-nt-many-tiles-blocks{what}" for what in ("", "-one-matrix"))
 HALVES, PAGES, FEW_TOKENS = (
     f"qkv-projection-f16-{what}"
@@ -113,8 +114,8 @@ MUTANTS = (
         "written-after-the-epilogue",
         GEMM_CONSUMER,
         "        store<true>(acc, p, {",
-        "        apply_epilogue(acc, a.epilogue, p, p.row + first_row(), a.N / PER_COLUMN, "
-        "thread_lane & 3);\n        store<true>(acc, p, {",
+        "        Expression(a, p, p.row + first_row(), thread_lane).apply(acc, a, 0, C_PANELS);\n"
+        "        store<true>(acc, p, {",
         EPILOGUE,
         "the second result is what the epilogue makes, not what it is of",
     ),
@@ -125,6 +126,38 @@ MUTANTS = (
         "own.row(tile, row0 + 8 * half)",
         GATE,
         "a consumer's second 64 rows take the first's values of rows",
+    ),
+    _mutant(
+        "sums-beyond-the-last-row",
+        GEMM_EXPRESSION,
+        "n < block.columns && block.row + 64 * i + 8 * half < block.rows;",
+        "n < block.columns;",
+        SUMMED_ROWS,
+        "columns have sums of rows that there are not",
+    ),
+    _mutant(
+        "sums-of-the-strip-before",
+        GEMM_REDUCTIONS,
+        "            part = 0.f;\n",
+        "",
+        SUMMED_ROWS,
+        "a strip's parts are not begun anew behind it",
+    ),
+    _mutant(
+        "sums-of-the-other-column",
+        GEMM_REDUCTIONS,
+        "odd ? x[0] : x[1], 8",
+        "odd ? x[1] : x[0], 8",
+        SUMMED_ROWS,
+        "lanes join parts of two columns",
+    ),
+    _mutant(
+        "sums-of-the-first-64-rows",
+        GEMM_EXPRESSION,
+        "block.row - (lane >> 2) + 64 * i,",
+        "block.row - (lane >> 2),",
+        SUMMED_ROWS,
+        "a consumer's second 64 rows write where the first's parts lie",
     ),
     _mutant(
         "the-others-slices",

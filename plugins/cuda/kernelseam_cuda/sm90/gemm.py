@@ -36,6 +36,12 @@ from kernelseam.kernels.gemm.gemm import (
     scale_values,
     scales_structure,
 )
+from kernelseam.kernels.gemm.reductions import (
+    part_pointers,
+    part_values,
+    parts_structure,
+    reduce_launches,
+)
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
@@ -53,13 +59,17 @@ from kernelseam_cuda.sm90.gemm_maps import (
 )
 from kernelseam_cuda.sm90.gemm_maps import tensor_maps as tensor_maps_of
 from kernelseam_cuda.sm90.gemm_tiling import (
+    FEWEST_STAGES,
     MAX_TILES,
     ORDER,
     SCALED_COLUMNS,
+    in_step,
     order_values,
+    refuse_reductions,
     result_dtypes,
     results_of,
     slice_of,
+    strips_of,
     tile_count,
     tiles_of,
 )
@@ -70,10 +80,9 @@ _FEW_ROWS = 64
 """Of A that blocks share: of more, wider tiles read B less often."""
 _MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
-_FEWEST_STAGES = 2
 _FAST_MEMORY = 4e12
 """Bytes a second. Where memory is slower, a tile of a result that is most of what is moved has a
-ring of one slice more than it sums: ``_in_step``. An H100 has 3.35e12, an H200 4.8e12."""
+ring of one slice more than it sums: ``in_step``. An H100 has 3.35e12, an H200 4.8e12."""
 _POINTERS = ("a", "b", "c", "bias", "residual", "origin")
 _STRIDES = ("c_batch", "c_head", "bias_batch", "bias_head")
 _INTS = (
@@ -100,7 +109,7 @@ _OPTIONAL = (
     "groups",
     *(name for name, _ in _SEGMENT_PARAMETERS),
     *("joined", "c1_map", "c2_map", "result", "indices", "gathered", "scales"),
-    *("epilogue", SUMS_MAP),
+    *("epilogue", SUMS_MAP, "parts"),
 )
 
 
@@ -132,7 +141,7 @@ class HopperGemm(HopperKernel):
             *first, last = map(str, results)
             known = f"{', '.join(first)} or {last}" if first else last
             return f"its result is of {known}, not {spec.dtype_c}"
-        if reason := self.refuse_options(problem):
+        if reason := self.refuse_options(problem) or refuse_reductions(problem):
             return reason
         if p.summed * p.K >= INT32:
             return f"it sums {p.summed} products of K = {p.K} into one C, 2^31 terms or more"
@@ -168,8 +177,6 @@ class HopperGemm(HopperKernel):
         spec = problem.spec
         if spec.heads:
             return "heads is not supported by this kernel"
-        if spec.reductions:
-            return "row_sums, column_sums and amax in an epilogue are not supported by this kernel"
         if spec.dtype_c.is_fp8 and (problem.beta != 0 or spec.residual or spec.preactivation):
             return f"beta, residual and preactivation of {spec.dtype_c} are not supported"
         for option in ("row_sums", "segmented", "joined", "epilogue"):
@@ -195,7 +202,7 @@ class HopperGemm(HopperKernel):
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         if tile.mostly_c:
-            stages = range(tile.stages, _FEWEST_STAGES - 1, -1)
+            stages = range(tile.stages, FEWEST_STAGES - 1, -1)
             return tuple(replace(tile, c_first=True, stages=s) for s in stages)
         return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
 
@@ -203,7 +210,7 @@ class HopperGemm(HopperKernel):
         """The tile that should take the least time."""
         slow = device.limits.bytes_per_second < _FAST_MEMORY
         return min(
-            (_in_step(problem, t) if slow else t for t in self.offered(problem)),
+            (in_step(problem, t) if slow else t for t in self.offered(problem)),
             key=lambda t: predicted(work_of(problem, t, device), row.costs, device.limits),
         )
 
@@ -243,7 +250,8 @@ class HopperGemm(HopperKernel):
             few = p.results == 1 and p.M <= _FEW_ROWS
             return few and tile_count(p, tile) <= tile.most_tiles
         if tile.split == 1:
-            return tile_count(p, tile) < min(MAX_TILES, tile.most_tiles + 1)
+            most = min(MAX_TILES, tile.most_tiles + 1)
+            return tile.fewest_tiles <= tile_count(p, tile) < most
         slices = divide_up(p.K, slice_of(p.spec))
         sources = (p.beta != 0) + (p.spec.residual is not None)
         return (
@@ -256,10 +264,13 @@ class HopperGemm(HopperKernel):
         self, problem: GemmProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperGemmTile]:
         offered = self.offered(problem)
-        in_step = (_in_step(problem, t) for t in offered)
-        return {t.name: t for t in (self.tile(problem, row, device), *offered, *in_step)}
+        stepped = (in_step(problem, t) for t in offered)
+        return {t.name: t for t in (self.tile(problem, row, device), *offered, *stepped)}
 
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
+        if problem.spec.reductions:
+            offsets, others, workspace = reduce_launches(problem, strips_of(problem, tile))
+            return Launches((Launch(self, problem, tile, offsets), *others), workspace)
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
         maps = (*MAPS, SUMS_MAP) if problem.spec.preactivation else MAPS
@@ -325,6 +336,7 @@ class HopperGemm(HopperKernel):
                 *((("scales", scales_structure(spec)),) if spec.scales else ()),
                 *((("epilogue", epilogue_structure(spec)),) if spec.epilogue else ()),
                 *(((SUMS_MAP, "tensor_map"),) if spec.preactivation else ()),
+                *((("parts", parts_structure(spec)),) if spec.reductions else ()),
             ),
             generated=True,
             in_place=True,
@@ -380,6 +392,8 @@ class HopperGemm(HopperKernel):
         values |= scale_values(p)
         if p.spec.epilogue:
             values |= epilogue_values(p, p)
+        if p.spec.reductions:
+            values |= part_values(strips_of(p, tile))
         return {**values, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -392,6 +406,7 @@ class HopperGemm(HopperKernel):
             **added,
             **{n: f"{n}{suffix}" for n in SCALES if spec.scales},
             **epilogue_pointers(spec, suffix),
+            **dict.fromkeys(part_pointers(spec), ""),
             "origin": "",
             "sums": "",
         }
@@ -433,14 +448,3 @@ def _joins(p: GemmProblem) -> bool:
         "k": not s.a_transposed and (s.segmented or p.a_strides[1] > 0 or not many),
     }[s.joined or ""]
     return first and p.num_heads == 1 and joined_dim(p) % slice_of(p.spec) == 0
-
-
-def _in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:
-    """A ring from which a block cannot load more than a slice of its next tile, where the L2 cache
-    is full of C's lines that memory has yet to take: A and B stay there for as long as blocks read
-    them at nearly the same time. H100, 256 × 2048×2048×128: 739 MB of reads become 268. Ends
-    count half, as fitted to K = 64, where it is faster than the tile whose warps store."""
-    stages = max(divide_up(p.K, slice_of(p.spec)) * p.summed + 1, _FEWEST_STAGES)
-    if not tile.mostly_c or stages >= tile.stages:
-        return tile
-    return replace(tile, stages=stages, block_seconds=tile.block_seconds / 2)

@@ -32,6 +32,12 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
     neighbours = epilogues.gated(
         lambda gate, up, m, n, batch: epilogues.gelu(gate) * up, interleaved=True
     )
+    number = np.empty((1, 1), np.float32)
+    sums_of: list[epilogues.One] = [
+        epilogues.row_sums(number[0], lambda acc, m, n, batch: acc * acc),
+        epilogues.column_sums(number[0]),
+        epilogues.amax(number, block=(1, 64)),
+    ]
     often = (
         replace(plain, b_transposed=True, **added),
         GemmSpec(f16, f16, f32, a_transposed=True, view="pointers"),
@@ -42,7 +48,7 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         deep,
         single,
         with_epilogue(loaded, replace(written, b_transposed=True, residual=bf16)),
-        with_epilogue("gelu", replace(written, b_transposed=True)),
+        with_epilogue(["gelu", *sums_of], replace(written, b_transposed=True)),
         with_epilogue(by_row, replace(plain, dtype_c=e4m3, b_transposed=True)),
     )
     others = (
@@ -67,6 +73,7 @@ def specs() -> Iterator[tuple[GemmSpec, bool]]:
         with_epilogue("swiglu", written),
         with_epilogue("swiglu", replace(written, b_transposed=True)),
         with_epilogue(neighbours, replace(plain, dtype_c=f32, b_transposed=True)),
+        with_epilogue([neighbours, *sums_of[:2]], replace(plain, b_transposed=True)),
         with_epilogue("gelu_tanh", GemmSpec(f16, f16, f32, view="pointers", preactivation=True)),
         with_epilogue("silu", replace(summed, a_transposed=True)),
         with_epilogue("swiglu", replace(plain, dtype_c=e4m3, b_transposed=True)),

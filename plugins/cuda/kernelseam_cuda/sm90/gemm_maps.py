@@ -8,11 +8,13 @@ from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.expressions.epilogues import HALVES
 
-from kernelseam_cuda.sm90.gemm_tiling import half_panels, results_of, slice_of
+from kernelseam_cuda.sm90.gemm_tiling import box_bytes, results_of, slice_of
 from kernelseam_cuda.sm90.tiles import HopperGemmTile
 
-_PANEL_BYTES, _ROWS = 128, 64
-"""Of a row of a box of the result, and its rows."""
+_ROWS = 64
+"""Of a box of the result."""
+_SWIZZLES = (64, 128)
+"""Bytes of a row of a box that is swizzled over its width."""
 UNIT_BYTES, _UNITS_BITS, _REACH = 16, 31, 2**29
 """Of a map that reaches every address: what its third axis counts, how far; how many such lengths
 its fourth has."""
@@ -124,8 +126,7 @@ def _b_box(s: GemmSpec, tile: HopperGemmTile, parts: int) -> tuple[int, int]:
 
 
 def _c_box(s: GemmSpec, tile: HopperGemmTile) -> tuple[int, int]:
-    size = _PANEL_BYTES // 2 if half_panels(s, tile) else _PANEL_BYTES
-    return size // s.dtype_c.itemsize, _ROWS
+    return box_bytes(s, tile) // s.dtype_c.itemsize, _ROWS
 
 
 def steps(heads: int, entries: int, strides: tuple[int, int, int]) -> tuple[int, int]:
@@ -172,7 +173,7 @@ def tensor_map(
         (shape[1], shape[0], *extents),
         (1, row, *apart),
         (*box, 1, 1),
-        swizzle=box[0] * dtype.itemsize,
+        swizzle=width if (width := box[0] * dtype.itemsize) in _SWIZZLES else 0,
         l2_promotion=256,
         to_tf32=to_tf32,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES
 from kernelseam.kernels.elements import divide_up, divider_parameter, divider_values
+from kernelseam.kernels.gemm.reductions import Strips, fits_strips, refuse_parts
 from kernelseam.kernels.signature import Structure
 from kernelseam.symbolic import most
 
@@ -28,6 +31,10 @@ SCALED_COLUMNS = 64
 """Of a tile, that share a scale where scales are of blocks."""
 SLICE_BYTES = 128
 """Bytes of a row of A or B along K in one pipeline stage."""
+FEWEST_STAGES = 2
+"""Of a ring."""
+_STRIP_ROWS = 16
+"""Of a tile, that a warp has one after the other."""
 MAX_TILES = 2**31 - 2**16
 """Tile indices are 32-bit, and a persistent block steps past the last one by the grid's size."""
 ORDER = Structure(
@@ -104,20 +111,23 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
         return tuple(t for t in GEMM if t.bm < 256)
     if spec.epilogue:
         tiles = EPILOGUE + (EPILOGUE_LINEAR if _linear(spec) else ())
-        return tuple(t for t in tiles if takes_pairs(spec, t) and _fits_registers(spec, t))
+        return tuple(
+            t
+            for t in tiles
+            if takes_pairs(spec, t)
+            and _fits_registers(spec, t)
+            and fits_strips(spec, *_strip(spec, t))
+        )
     tiles = GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS, PING_PONG) if _linear(spec) else ())
     return tuple(t for t in tiles if _fits_registers(spec, t))
 
 
 def takes_pairs(spec: GemmSpec, tile: HopperGemmTile) -> bool:
-    """Whether a tile takes an epilogue's pairs of columns. The result is half as wide: TMA stores
-    whole panels of it, or of halves half ones, too; and a B along N is loaded by panels."""
-    if not spec.pairs:
-        return True
-    columns = tile.bn // 2
-    if spec.pairs == HALVES:
-        return columns % (PANEL // 2 if spec.b_transposed else PANEL) == 0
-    return columns % (SLICE_BYTES // spec.dtype_c.itemsize) == 0 or tile.store == "rows"
+    """Whether a tile takes an epilogue's pairs of columns. The result is half as wide; a B along N
+    is loaded by panels, each of one half."""
+    if spec.pairs == HALVES and not spec.b_transposed and tile.bn // 2 % PANEL:
+        return False
+    return not spec.pairs or _stores(spec, tile)
 
 
 def _fits_registers(spec: GemmSpec, tile: HopperGemmTile) -> bool:
@@ -134,11 +144,35 @@ def _fits_registers(spec: GemmSpec, tile: HopperGemmTile) -> bool:
     return not spec.residual
 
 
-def half_panels(spec: GemmSpec, tile: HopperGemmTile) -> bool:
-    """Whether TMA stores the result in boxes of half panels, as a tile's last panel is half a one:
-    of pairs, or of 8 bits."""
-    panel = SLICE_BYTES // spec.dtype_c.itemsize
-    return tile.store == "tma" and _columns(spec, tile) % panel != 0
+def strips_of(p: GemmProblem, tile: HopperGemmTile) -> Strips:
+    """What the parts of sums and maxima in an epilogue are of (sm90/gemm/reductions.h)."""
+    high, wide = _strip(p.spec, tile)
+    return Strips(high, wide, divide_up(p.M, high), divide_up(p.c_columns, wide))
+
+
+def _strip(spec: GemmSpec, tile: HopperGemmTile) -> tuple[int, int]:
+    columns = _columns(spec, tile)
+    if any(r.columns > 1 for r in spec.reductions):  # a number is of a block's columns
+        columns = PANEL if columns % PANEL == 0 else PANEL // 2
+    return _STRIP_ROWS, columns
+
+
+def refuse_reductions(p: GemmProblem) -> str | None:
+    """Why sums and maxima in an epilogue are not taken."""
+    if not p.spec.reductions:
+        return None
+    if not (tiles := tiles_of(p.spec)):
+        return "no tile's strips of 16 rows are of blocks that sums and maxima are of"
+    return refuse_parts(p, (strips_of(p, t) for t in tiles))
+
+
+def box_bytes(spec: GemmSpec, tile: HopperGemmTile) -> int:
+    """Of a row of the result in a box that TMA stores: a panel's; half of them where a tile's last
+    panel is half a one; or those of the whole tile, as a gate's of 8 bits, 96."""
+    columns = _columns(spec, tile) * spec.dtype_c.itemsize
+    if tile.store == "rows" or columns % SLICE_BYTES == 0:
+        return SLICE_BYTES
+    return SLICE_BYTES // 2 if columns % (SLICE_BYTES // 2) == 0 else columns
 
 
 def _columns(spec: GemmSpec, tile: HopperGemmTile) -> int:
@@ -147,9 +181,10 @@ def _columns(spec: GemmSpec, tile: HopperGemmTile) -> int:
 
 
 def _stores(spec: GemmSpec, tile: HopperGemmTile) -> bool:
-    """Whether a tile stores results of a dtype: TMA in boxes of whole or half panels."""
-    half = SLICE_BYTES // spec.dtype_c.itemsize // 2
-    return tile.store == "rows" or _columns(spec, tile) % half == 0
+    """Whether a tile stores results of a dtype: TMA in boxes of whole or half panels, or of less
+    than a panel."""
+    columns = _columns(spec, tile) * spec.dtype_c.itemsize
+    return tile.store == "rows" or columns < SLICE_BYTES or columns % (SLICE_BYTES // 2) == 0
 
 
 def _linear(spec: GemmSpec) -> bool:
@@ -157,3 +192,14 @@ def _linear(spec: GemmSpec) -> bool:
     tokens, nothing else is summed, and the result is of 16 bits or fewer."""
     plain = not (spec.a_transposed or spec.summed or spec.row_sums)
     return plain and spec.view == "strided" and spec.dtype_c.itemsize <= 2
+
+
+def in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:
+    """A ring from which a block cannot load more than a slice of its next tile, where the L2 cache
+    is full of C's lines that memory has yet to take: A and B stay there for as long as blocks read
+    them at nearly the same time. H100, 256 × 2048×2048×128: 739 MB of reads become 268. Ends
+    count half, as fitted to K = 64, where it is faster than the tile whose warps store."""
+    stages = max(divide_up(p.K, slice_of(p.spec)) * p.summed + 1, FEWEST_STAGES)
+    if not tile.mostly_c or stages >= tile.stages:
+        return tile
+    return replace(tile, stages=stages, block_seconds=tile.block_seconds / 2)

@@ -21,7 +21,7 @@ from kernelseam.kernels.gemm.gemm import (
 from kernelseam.kernels.signature import Signature
 
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.tiles import FEW_ROWS, HEADS, SPLIT, UNTURNED, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import FEW_ROWS, HEADS, SPLIT, TURNED, UNTURNED, HopperGemmTile
 
 _CHUNK = 8
 """Elements of 16 bytes: a head is of whole ones."""
@@ -150,7 +150,8 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     that are not turned."""
     assert spec.heads is not None
     whole_panels = spec.heads.rotary or not spec.b_transposed
-    tiles = (*HEADS, *(() if whole_panels else UNTURNED), *SPLIT, *FEW_ROWS)
+    more = (TURNED,) if spec.heads.rotary else UNTURNED if not whole_panels else ()
+    tiles = (*HEADS, *more, *SPLIT, *FEW_ROWS)
     return tuple(t for t in tiles if t.store == "rows" or not spec.heads.paged)
 
 

@@ -71,6 +71,7 @@ class HopperGemmTile:
     """Rows of clusters whose tiles are taken column by column: see tiles.h."""
     mostly_c: bool = False
     """Only for products of which C is most of what is moved."""
+    fewest_tiles: int = 0
     most_tiles: int = 2**31
     """Of a result that such tiles are for; those of a cluster count as one."""
     rate: float = 0.0
@@ -353,6 +354,11 @@ UNTURNED = (
 )
 """More of them where no head is turned, which takes whole groups of 64 columns. 256 tokens by 6,144
 columns are 128 tiles that load an eighth less than 64×192."""
+
+TURNED = replace(PING_PONG, fewest_tiles=512)
+"""Of heads that are turned: one consumer turns its tile while the other multiplies, from where
+most tiles have one behind them. (H200, 4096→6144, µs: 4096 tokens 286, by 128×256 and 128×192
+317, 16384 tokens 1236 and 1324.)"""
 
 
 @dataclass(frozen=True)
