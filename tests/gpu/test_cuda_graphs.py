@@ -223,6 +223,57 @@ def descriptor(a: Any, c: Any) -> Any:
     return ks.BatchedGemmStrided(A=a, B=a, C=c, M=64, N=64, K=64, batch=4)
 
 
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize(
+    ("batch", "queries", "keys", "heads", "kv_heads", "dim"),
+    [
+        (1, 64, 4096, 32, 8, 128),
+        (1, 128, 16384, 32, 8, 128),
+        (1, 1024, 1024, 16, 16, 64),
+        (8, 128, 128, 32, 8, 64),
+    ],
+)
+def test_launches_that_start_early_read_what_those_before_wrote(
+    batch: int, queries: int, keys: int, heads: int, kv_heads: int, dim: int, between: bool
+) -> None:
+    """Attention of results of attention, on a stream and in a graph, alone and with torch's kernels
+    in between: the bits of calls that are waited for."""
+
+    def rows(n: int, heads: int) -> Any:
+        return torch.randn(batch, n, heads, dim, device="cuda", dtype=torch.bfloat16)
+
+    first, k, v = 2 * rows(queries, heads), rows(keys, kv_heads), rows(keys, kv_heads)
+    there, back = first.clone(), torch.empty_like(first)
+    calls = [
+        ks.plan(
+            ks.Attention.from_arrays(q, k, v, out, None, layout="bshd", causal=True), device=DEVICE
+        ).bind()
+        for q, out in ((there, back), (back, there))
+    ]
+
+    def run(stream: int, waits: bool = False) -> None:
+        for i in range(20):
+            calls[i % 2](stream)
+            if between:
+                (back, there)[i % 2].mul_(1.5)
+            if waits:
+                torch.cuda.synchronize()
+
+    def results(run: Callable[[], Any]) -> list[Any]:
+        there.copy_(first)
+        torch.cuda.synchronize()
+        run()
+        torch.cuda.synchronize()
+        return [there.clone(), back.clone()]
+
+    stream = torch.cuda.current_stream().cuda_stream
+    expected = results(lambda: run(stream, waits=True))
+    assert all(bool(torch.isfinite(x).all()) for x in expected)
+    _, replay = by_torch(run)
+    for again in 3 * [lambda: run(stream), replay]:
+        assert all(map(torch.equal, results(again), expected))
+
+
 def test_checked_calls_are_refused() -> None:
     a, c = normal(4, 64, 64), torch.empty(4, 64, 64, dtype=torch.float16, device="cuda")
     plan = ks.plan(descriptor(a, c), device=DEVICE)

@@ -369,14 +369,14 @@ def test_two_consumers_share_the_rows_of_head_dims_above_256() -> None:
         assert (constants["K_TOGETHER"], constants["V_TOGETHER"]) == (True, whole)
 
 
-def test_the_merge_of_parts_may_start_while_they_run() -> None:
+def test_launches_may_start_while_the_one_before_ends() -> None:
+    """That of every tile, and the merge of parts."""
     p = few()
-    parted = next(
-        t for t in HALF.variants(p, ROW, PRODUCT).values() if t.parts > 1 and not t.in_cluster
-    )
-    steps = HALF.launches(p, parted, PRODUCT).steps
-    early = [s.kernel.config(s.problem, s.tile, ROW, PRODUCT).programmatic for s in steps]
-    assert early == [False, True]
+    for tile in HALF.variants(p, ROW, PRODUCT).values():
+        steps = HALF.launches(p, tile, PRODUCT).steps
+        configs = [s.kernel.config(s.problem, s.tile, ROW, PRODUCT) for s in steps]
+        assert all(c.programmatic and c.refuse(ROW) is None for c in configs)
+        assert len(configs) == 1 + (tile.parts > 1 and not tile.in_cluster)
 
 
 # ---- few queries: heads that share keys share tiles, keys are cut into parts

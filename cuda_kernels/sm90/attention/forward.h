@@ -30,7 +30,6 @@ KS_BODY(THREADS, Config::BLOCKS)
 attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const TensorMap& out_map,
                             const Operands& operands, const Sequences& sequences, const TileCount& count, const ScoreArguments& score,
                             const SmallCap& small_cap, const VisitedBlocks& visited = {}, const OperandScales& scales = {}) {
-  if (Config::IN_PARTS && !IN_CLUSTER) next_kernel_launch();  // the merge
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
@@ -38,6 +37,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
                     {shared_address(storage.v_loaded)}};
   const Scores scores{sequences.S_q, sequences.S_k, score.left, score.right, 0, score.scale_log2, score.cap, score.cap_inverse};
 
+  if (thread_index() == CONSUMERS) tensor_map_prefetch(q_map), tensor_map_prefetch(k_map), tensor_map_prefetch(v_map);
   if (thread_index() == 0) {
     rings.q.init(4 * VALUE_PARTS);  // a warp's lane each
     rings.k.init(4 * GROUPS, Keys::COPIED ? WARP : 1);
@@ -47,6 +47,8 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
     barrier_init_fence();
   }
   block_barrier();
+  earlier_kernels_wait();
+  next_kernel_launch();
 
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {

@@ -313,7 +313,8 @@ class HopperAttention(HopperKernel):
     def config(
         self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
-        plain = super().config(problem, tile, row, device)
+        """Its blocks set up their barriers while the kernel before it ends."""
+        plain = replace(super().config(problem, tile, row, device), programmatic=True)
         return replace(plain, cluster=(tile.parts, 1, 1)) if tile.in_cluster else plain
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
