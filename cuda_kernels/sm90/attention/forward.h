@@ -13,7 +13,7 @@
 // Few queries: heads that share keys share a tile's rows, and keys are cut into parts (tiles.h). Their results, in float32, are merged by the
 // blocks of a cluster that have a part each (cluster_merge.h), or by another kernel (attention/merge.h). Such rows are stored by threads.
 //
-// Pages whose rows, or rows from a page to the next, are no multiple of 8 have no boxes: the producer's warp copies K and its three other warps V row by row (paged_keys.h).
+// Pages whose rows, or rows from a page to the next, are no multiple of 8 have no boxes: the producer's warpgroup copies them row by row, two warps K and two V (row_copying.h).
 //
 // A masked key never affects a row, even where its V holds NaN or inf. With REMAKE a warp that finds NaN among its results
 // recomputes these rows (recompute.h). Otherwise the producer warpgroup's spare warps set non-finite values of masked blocks
@@ -24,7 +24,7 @@
 #include "sm90/attention/cluster_merge.h"
 #include "sm90/attention/consumer.h"
 #include "sm90/attention/producer.h"
-#include "sm90/attention/value_copies.h"
+#include "sm90/attention/row_copying.h"
 
 KS_BODY(THREADS, Config::BLOCKS)
 attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const TensorMap& out_map,
@@ -40,8 +40,9 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
   if (thread_index() == CONSUMERS) tensor_map_prefetch(q_map), tensor_map_prefetch(k_map), tensor_map_prefetch(v_map);
   if (thread_index() == 0) {
     rings.q.init(4 * VALUE_PARTS);  // a warp's lane each
-    rings.k.init(4 * GROUPS, Keys::COPIED ? WARP : 1);
-    rings.v.init(4 * GROUPS + (FILTERS_VALUES && !Keys::COPIED), E4M3 ? TRANSPOSING_WARPS : Keys::COPIED ? FILTER_THREADS : 1);
+    rings.k.init(4 * GROUPS, Keys::COPIED ? COPYING_WARPS * WARP : 1);
+    rings.v.init(4 * GROUPS + (FILTERS_VALUES && !Keys::COPIED), E4M3 ? TRANSPOSING_WARPS : Keys::COPIED ? COPYING_WARPS * WARP : 1);
+    Keys::init(storage.loader);
     if (E4M3) rings.v_loaded.init(TRANSPOSING_WARPS);
     else for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&storage.v_loaded[i]), 1);
     barrier_init_fence();
@@ -58,7 +59,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
       Producer{storage, maps, rings, {operands.keys, storage.loader}, visited}.run(scheduler, operands, scales);
     } else if (warp > 0) {
       if constexpr (E4M3) transpose_values(storage, rings, warp - 1);
-      else if constexpr (Keys::COPIED) copy_values(storage, rings, operands.keys, warp - 1);
+      else if constexpr (Keys::COPIED) copy_rows(storage, rings, operands.keys, warp);
       else if (FILTERS_VALUES) filter_values(storage, rings, thread_index() - CONSUMERS - WARP);
     }
   } else {

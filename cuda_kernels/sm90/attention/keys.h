@@ -8,8 +8,8 @@
 //     begin(w)                a work tile is known
 //     find(w, block, first, before)   before K of a block (`first`: of a tile), behind the one at `before`: its Place, and later its V's
 //     load<Block>(…)          issues a block's boxes, from what boxes(w, block, place) read ahead
-//   COPIED                  whether threads copy rows instead, as no box has them: of K the producer's warp, by copy_keys(…), of V three others
-//                           (value_copies.h). A fence orders products behind what was copied.
+//   COPIED                  whether threads copy rows instead, as no box has them: the producer's warp half of K's, by copy_keys(…), three others the rest
+//                           (row_copying.h); init(memory) sets up its barriers, and stop(stage) tells those that there is no more. A fence orders products behind what was copied.
 //   key_rows(w, …)          a walk over a block's rows of K, eight on at each step
 //   values(w)               a view of V, by row
 #pragma once
@@ -48,6 +48,7 @@ template<class T, int BN> struct RowKeys {
   Matrices<const T> k, v;
   static constexpr bool COPIED = false;
   struct Memory {};
+  static KS_DEVICE void init(Memory&) {}
   struct Place {};
   struct Boxes {};
 
@@ -64,7 +65,8 @@ template<class T, int BN> struct RowKeys {
     KS_DEVICE void load(u32 to, const TensorMap& map, u32 barrier, const WorkTile& w, int block, const Boxes&) const {
       tile_load<BN, Block::COLUMNS, sizeof(T)>(to, map, barrier, w.k_first + block * BN, w.kv_head, Config::KV_VIEW == PACKED ? 0 : w.batch);
     }
-    template<class Block, int WIDTH> KS_DEVICE void copy_keys(u32, u32, const WorkTile&, Place) const {}
+    template<class Block, int WIDTH> KS_DEVICE void copy_keys(u32, u32, int, const WorkTile&, Place) const {}
+    KS_DEVICE void stop(int) const {}
   };
 
   // Of the lane's key in eight, from `column` on.

@@ -8,8 +8,9 @@
 // lane, which the compiler knows to be one, issues the boxes. A piece behind a sequence's end is not looked up: it lies outside the
 // map, so it arrives as zeros (where rows are copied, as the pool's first). Rows of the last page behind the end are masked, as are those behind a dense sequence's.
 //
-// Where eight neighbouring rows are no box, as the page size or the rows from a page to the next are no multiple of 8, a piece is a row (COPIED): the producer's lanes copy K's,
-// which they have looked up, and other warps V's, for which the places of as many blocks are kept as V's ring has stages, and two more.
+// Where eight neighbouring rows are no box, as the page size or the rows from a page to the next are no multiple of 8, a piece is a row (COPIED): the
+// producer's lanes, which look rows up, copy half of K's, and other warps the others and V's (row_copying.h), for which the places of as many blocks
+// are kept as V's ring has stages, and two more.
 #pragma once
 #include "sm90/attention/row_copies.h"
 
@@ -32,7 +33,12 @@ template<class T, int BN, int ROWS> struct PagedKeys {
 
   static constexpr int SLOTS = COPIED ? Config::STAGES + 2 : 2;
   static KS_DEVICE int following_slot(int slot) { return SLOTS == 2 ? slot ^ 1 : slot + 1 == SLOTS ? 0 : slot + 1; }
-  struct Memory { alignas(16) int places[SLOTS][WARP * LOOK_UPS]; };  // of a chunk's pieces; V is a block behind K
+  struct Places { alignas(16) int places[SLOTS][WARP * LOOK_UPS]; };  // of a chunk's pieces; V is a block behind K
+  struct PlacesOfCopies : Places {  // of a stage of K, when its copies may begin: its KV head, -1 behind the last
+    int kv_head[Config::STAGES];
+    u64 k_begun[Config::STAGES];
+  };
+  typedef typename conditional<COPIED, PlacesOfCopies, Places>::type Memory;
   struct Place { int slot; };
   template<class Block, int WIDTH> using Copies = RowCopies<T, BN, Block, WIDTH>;
   static constexpr bool IN_REGISTERS = PIECES <= 16;
@@ -43,6 +49,10 @@ template<class T, int BN, int ROWS> struct PagedKeys {
     KS_DEVICE int place(int i) const { return IN_REGISTERS ? at[i] : from[i]; }
   };
 
+  static KS_DEVICE void init(Memory& memory) {
+    if constexpr (COPIED)
+      for (u64& begun : memory.k_begun) barrier_init(shared_address(&begun), 1);
+  }
   // Key `key` of a sequence, as a row of the matrix of all pages.
   KS_DEVICE int pool_row(int key, int page) const { return page * page_rows + key - pages.size.quotient(key) * pages.size.d; }
   KS_DEVICE int page_of(const WorkTile& w, int key) const { return pages.table[w.batch * pages.table_row + pages.size.quotient(key)]; }
@@ -108,9 +118,18 @@ template<class T, int BN, int ROWS> struct PagedKeys {
       }
       return x;
     }
-    template<class Block, int WIDTH> KS_DEVICE void copy_keys(u32 to, u32 barrier, const WorkTile& w, Place place) const {
+    KS_DEVICE void begin_copies(int stage, int kv_head) const {
+      if constexpr (COPIED) {
+        if (lane() != 0) return;
+        memory.kv_head[stage] = kv_head;
+        barrier_arrive(shared_address(&memory.k_begun[stage]));
+      }
+    }
+    KS_DEVICE void stop(int stage) const { begin_copies(stage, -1); }
+    template<class Block, int WIDTH> KS_DEVICE void copy_keys(u32 to, u32 barrier, int stage, const WorkTile& w, Place place) const {
+      begin_copies(stage, w.kv_head);
       const Copies<Block, WIDTH> rows{to, keys.k.base + w.kv_head * keys.k.head, keys.k.row, memory.places[place.slot]};
-      rows.template copy<1>(0, BN);
+      rows.template copy<COPYING_WARPS>(0, BN);
       async_copies_arrive(barrier);
     }
     template<class Block>

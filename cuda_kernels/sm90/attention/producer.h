@@ -52,7 +52,7 @@ struct Producer {
     const auto boxes = keys.boxes(w, block, place);
     rings.k.wait_empty(k);
     if constexpr (Keys::COPIED) {
-      keys.template copy_keys<KBlock, DQK>(shared_address(storage.k[k.stage]), rings.k.full(k), w, place);
+      keys.template copy_keys<KBlock, DQK>(shared_address(storage.k[k.stage]), rings.k.full(k), k.stage, w, place);
     } else if (keys.leads()) {
       if (LISTED) storage.k_block[k.stage] = 2 * block + whole(w, block);
       barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
@@ -165,6 +165,7 @@ struct Producer {
         if (more) place = load_first_k(index + 1, place), load_q(work_tile(index + 1));
       }
     }
+    if (Keys::COPIED) rings.k.wait_empty(k), keys.stop(k.stage);
     if (!keys.leads()) return;
     stop();
     if (Config::DYNAMIC && !alone) {  // the last block resets the counter

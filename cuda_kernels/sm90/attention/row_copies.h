@@ -3,6 +3,8 @@
 #pragma once
 #include "sm90/attention/keys.h"
 
+constexpr int COPYING_WARPS = 2;  // of K, of which the producer's is one, and as many of V
+
 // ROWS rows of WIDTH columns; zeros in the block's columns beyond these.
 template<class T, int ROWS, class Block, int WIDTH> struct RowCopies {
   u32 to;
@@ -25,9 +27,13 @@ template<class T, int ROWS, class Block, int WIDTH> struct RowCopies {
   template<int WARPS> KS_DEVICE void copy(int warp, int rows) const {
     const T* const source = from + column();
     const u32 place = to + first_place();
+    const int* next = places + warp * AT_ONCE + first_row();
+    Places of_next = *(const Places*)next;
 #pragma unroll 1
     for (int first = warp * AT_ONCE; first < ROWS; first += WARPS * AT_ONCE) {
-      const auto at = *(const Places*)(places + first + first_row());
+      const Places at = of_next;  // read before the copies ahead of it are issued
+      next += WARPS * AT_ONCE;
+      if (first + WARPS * AT_ONCE < ROWS) of_next = *(const Places*)next;
 #pragma unroll
       for (int n = 0; n < NEIGHBOURS; n++) {
         const T* const row = source + (i64)at.of[n] * row_step;

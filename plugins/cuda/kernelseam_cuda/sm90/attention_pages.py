@@ -22,7 +22,7 @@ BOX_ROWS = 8
 COPIED_DIMS = range(97, 257)
 """The wider of the head dims, where rows are copied: in narrower tiles, of more consumers, and in
 those of 512 columns the loading threads have no registers for it."""
-COPIED_RATE = 0.6
+COPIED_RATE = 0.72
 """Of the rate with boxes, where rows are copied."""
 PAGED_KEYS = Structure(
     (("k", matrices("k")), ("v", matrices("v")), ("pages", PAGES), ("page_rows", "i32"))
