@@ -19,7 +19,7 @@ GROUPED_SECONDS = 1e-6
 cluster's does so anyway."""
 PAGES_SECONDS = 2e-6
 """Added, in place of that, where the producer first reads where pages are."""
-CLUSTER_SECONDS = 2.5e-6
+CLUSTER_SECONDS = 4.1e-6
 """Added where the parts of keys are a cluster's blocks: its start, and the merge."""
 
 
