@@ -370,6 +370,7 @@ struct Consumer {
 
   // Releases what comes for a tile whose rows it leaves out, in its turns.
   KS_DEVICE void leave_out(const TileCoord& p) {
+    async_proxy_fence();  // what was written of the tile before is handed over before anything of this one
     if (PING_PONG) named_barrier_sync(TURN + group, CONSUMERS);
 #pragma unroll 1
     for (int stages = slices_of(a, p) + a.source_stages(); stages > 0; stages--, state.advance()) {

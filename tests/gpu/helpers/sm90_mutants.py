@@ -759,6 +759,14 @@ MUTANTS = (
         "a group's last band of tiles has as many rows as the others",
     ),
     _mutant(
+        "rows-left-out",
+        GEMM_BLOCK,
+        "p.row + 64 * first_rows_of(consumer) >= p.end",
+        "p.row + 64 * first_rows_of(consumer) + 64 > p.end",
+        "grouped-gemm-bf16-m-nn-many-tiles",
+        "a consumer leaves out rows of which only the last are behind the group's end",
+    ),
+    _mutant(
         "stages-of-the-largest-product",
         GEMM_CONSUMER,
         "t < scheduler.total ? slices_of(a, scheduler.tile(t, rank)) + a.source_stages() : 0",
