@@ -509,6 +509,13 @@ def test_without_the_guards_of_torchs_compiler(
     assert card.described == 0
 
 
+def test_tensors_are_cleared_whatever_their_number() -> None:
+    for count in range(4):
+        given = [torch.ones(3, n) for n in range(count)]
+        torch_arrays.clear(given)
+        assert not any(x.any() for x in given)
+
+
 def test_guards_that_hold_for_everything_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     find = guards._guards.__wrapped__
     theirs = torch._C._dynamo.guards

@@ -211,6 +211,14 @@ def _dtype(dtype: object) -> DType:
     return DType.of(dtype, floating=False)
 
 
+def clear(tensors: Sequence[Any]) -> None:
+    """Set tensors of one device to 0: several take one launch."""
+    if len(tensors) == 1:
+        tensors[0].zero_()
+    elif tensors:
+        sys.modules["torch"]._foreach_zero_(tensors)
+
+
 def lies_in_default_pool(tensor: Any) -> bool:
     """Whether torch's allocator took a tensor's memory from its own pool, not from one of a graph
     or of the user's; False where it does not say."""

@@ -186,9 +186,8 @@ def _run_planned(
         if operation.repeatable and key is not None:
             put(cache.plans, key, planned)
     assert planned is not None
-    for name in cleared_in(compute):
-        if name in infos and name not in arrays:
-            cast(Any, infos[name].owner).zero_()
+    made = [n for n in cleared_in(compute) if n in infos and n not in arrays]
+    torch_arrays.clear([infos[name].owner for name in made])
     workspace = planned.run(infos, stream, cache.bound)
     for name in planned.written:
         mark_written(infos[name])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from kernelseam.arrays.guards import Guard
+from kernelseam.arrays.torch import clear
 from kernelseam.ops.array_call import put
 from kernelseam.ops.on_torch import Enqueue, OnTorch
 from kernelseam.ops.split import picked
@@ -102,9 +103,8 @@ class Repeat:
             if launches is None:
                 return None
             put(self._bound, key, launches if kept else None, _MOST_PLACES)
-        for name in self._cleared:
-            if name in results:
-                results[name].zero_()
+        if self._cleared:
+            clear([results[name] for name in self._cleared if name in results])
         if stream is None:
             launches(on.stream())
         else:

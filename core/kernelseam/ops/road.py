@@ -254,9 +254,8 @@ class Caller:
                     kind.again(function, numbers, given, tensors)
             made, workspace, launches = packed
             if self._cleared:
-                for name, x in zip(function.results, made, strict=True):
-                    if name in self._cleared:
-                        x.zero_()
+                named = zip(function.results, made, strict=True)
+                torch_arrays.clear([x for name, x in named if name in self._cleared])
             if stream is None:
                 handle = on.stream()
                 for launch in launches:
