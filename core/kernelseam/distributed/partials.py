@@ -3,7 +3,7 @@ result beside the others', and one launch joins them all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -45,7 +45,7 @@ class Partials:
         depth = max(1, deepest((p.query, p.m) for p in parts))
         self._kept = depth if depth <= _SLOTS else 2
         self._outs = like.new_empty((self._kept, *shape), dtype=dtype)
-        self._lses = like.new_full((self._kept, *shape[:-1]), -torch.inf, dtype=self._wide)
+        self._lses = like.new_empty((self._kept, *shape[:-1]), dtype=self._wide)
         self._joined: tuple[Tensor, Tensor] | None = None
 
     def room(self, part: Part) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,6 @@ class Partials:
         slot = next((i for i, used in enumerate(self._used) if _free(used, begin, end)), None)
         if slot is None and len(self._used) == self._kept:
             self._joined = self._all(self._wide)
-            self._lses.fill_(-torch.inf)
             self._used = []
         if slot is None:
             slot = len(self._used)
@@ -81,6 +80,9 @@ class Partials:
         rows, outs, lses = self._shape[2], self._outs, self._lses
         if self._used == [[(0, rows)]]:
             return outs[0].to(dtype), lses[0]
+        for used, lse in zip(self._used or [[]], lses, strict=False):
+            for begin, end in _gaps(used, rows):
+                lse[:, :, begin:end] = -torch.inf
         slots = _slots(self._used, rows)
         name = str(dtype).removeprefix("torch.")
         if len(slots) == 1:
@@ -105,6 +107,17 @@ def deepest(spans: Iterable[tuple[int, int]]) -> int:
 
 def _free(used: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
     return all(end <= a or b <= begin for a, b in used)
+
+
+def _gaps(used: Sequence[tuple[int, int]], rows: int) -> Iterator[tuple[int, int]]:
+    """Rows that have nothing."""
+    at = 0
+    for begin, end in sorted(used):
+        if at < begin:
+            yield at, begin
+        at = max(at, end)
+    if at < rows:
+        yield at, rows
 
 
 def _slots(used: Sequence[Sequence[tuple[int, int]]], rows: int) -> list[tuple[int, int, int]]:

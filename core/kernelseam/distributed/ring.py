@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -84,7 +85,12 @@ class Ring:
     def reach(self, source: int) -> int:
         return self._reach[source]
 
-    @property
+    @cached_property
+    def seen(self) -> tuple[Part, ...]:
+        """The parts of all steps."""
+        return tuple(p for t in range(self.steps()) if self.arrives(t) for p in self.parts(t))
+
+    @cached_property
     def _reach(self) -> tuple[int, ...]:
         return reach(self.mask, self.axis.size, self.balanced)
 
@@ -147,8 +153,7 @@ def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> tu
             transfer.wait()
             keys.turn()
 
-    seen = [p for t in range(ring.steps()) if ring.arrives(t) for p in ring.parts(t)]
-    return pieces.forward(q, at_hand(), seen, v.shape[-1], options)
+    return pieces.forward(q, at_hand(), ring.seen, v.shape[-1], options)
 
 
 def backward(

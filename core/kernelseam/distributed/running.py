@@ -4,7 +4,7 @@ ring or the gathered keys between the others, and gradients."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,19 @@ from kernelseam.expressions.scores import ScoreExpression
 from kernelseam.interop.torch_function import Gradients, differentiable_once, with_rows
 
 Tensor = Any
+
+
+class Setup(NamedTuple):
+    """What an attention over the ranks of one axis takes beside its operands."""
+
+    around: Ring
+    method: str
+    options: Options
+    out_dtype: Any
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Any:
+        """(result, LSE)."""
+        return _Attention.apply(self, q, k, v, sinks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +62,8 @@ class ShardedAttention:
             q, k, v = heads.heads_for_rows(self.inner, (q, k, v), self.balanced)
             sinks = None if sinks is None else sinks[mine]
             slopes = None if slopes is None else slopes[..., mine]
-        lengths = x.get("prefix_lengths", x.get("kv_lengths"))
-        around = Ring(self.outer, self.mask, self.balanced)
-        narrow = sinks is None and self.out_dtype in (None, q.dtype)
-        states = self.out_dtype  # asked for in float32, nothing is rounded before
-        if states in (None, q.dtype):
-            states = states_dtype(q, k, v, self.mask, self.forward)
-        mods = None if self.expression is None else Mods(self.expression, self.mask, head)
-        options = Options(self.forward, self.backward, slopes, lengths, states, mods, narrow)
-        setup = (around, self.method, options, self.out_dtype)
-        out, lse = _Attention.apply(setup, q, k, v, sinks)
+        setup = self.setup(q, k, v, sinks, slopes, head)
+        out, lse = setup.run(q, k, v, sinks)
         if n == 1:
             return (out, lse) if self.return_lse else out
         (out,) = heads.rows_for_heads(self.inner, (out,), self.balanced)
@@ -67,13 +72,33 @@ class ShardedAttention:
         (lse,) = heads.rows_for_heads(self.inner, (lse.unsqueeze(-1),), self.balanced)
         return out, lse.squeeze(-1)
 
+    def setup(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
+        head: int | None = None,
+    ) -> Setup:
+        """``head``: the first of q's, where ranks share heads."""
+        lengths = self.operands.get("prefix_lengths", self.operands.get("kv_lengths"))
+        around = Ring(self.outer, self.mask, self.balanced)
+        narrow = sinks is None and self.out_dtype in (None, q.dtype)
+        states = self.out_dtype  # asked for in float32, nothing is rounded before
+        if states in (None, q.dtype):
+            states = states_dtype(q, k, v, self.mask, self.forward)
+        mods = None if self.expression is None else Mods(self.expression, self.mask, head)
+        options = Options(self.forward, self.backward, slopes, lengths, states, mods, narrow)
+        return Setup(around, self.method, options, self.out_dtype)
+
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """The ring's, or the gathered, (result, LSE) of rows that lie on the ranks of one axis."""
 
     @staticmethod
     def forward(
-        ctx: Any, setup: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+        ctx: Any, setup: Setup, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         around, method, options, out_dtype = setup
         by = gathered if method == "all_gather" else ring

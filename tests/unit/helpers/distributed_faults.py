@@ -17,6 +17,7 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
     import torch
     import torch.distributed as dist
     from kernelseam.distributed import (
+        calls,
         gathered,
         mods,
         order,
@@ -33,6 +34,7 @@ def planted(fault: str | None, group: Any) -> Iterator[None]:
         return mock.patch.object(where, name, value)
 
     with ExitStack() as stack:
+        stack.enter_context(replace(calls, "_setups", {}))
         if fault == "skipped chunk":
             right = ring.Ring.parts
             stack.enter_context(
