@@ -24,6 +24,11 @@ def wider(dtype: Any) -> Any:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def rows_of(x: Tensor, begin: int, rows: int) -> Tensor:
+    """Of [B, H, S, …]; x itself where they are all, as a view costs the host as much as a launch."""
+    return x if rows == x.shape[2] else x.narrow(2, begin, rows)
+
+
 class Partials:
     """Results [B, H, S_q, D_v] and LSEs [B, H, S_q] of the calls so far."""
 
@@ -59,7 +64,7 @@ class Partials:
             slot = len(self._used)
             self._used.append([])
         self._used[slot].append((begin, end))
-        out, lse = self._outs[slot, :, :, begin:end], self._lses[slot, :, :, begin:end]
+        out, lse = (rows_of(x[slot], begin, part.m) for x in (self._outs, self._lses))
         if part.offsets is not None and (part.offsets[0], part.offsets[-1]) != (0, part.m):
             out.zero_()  # a call leaves rows of no document as they are
         return out, lse

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernelseam.distributed.mods import Mods
-from kernelseam.distributed.partials import Partials, wider
+from kernelseam.distributed.partials import Partials, rows_of, wider
 from kernelseam.distributed.plan import Part
 from kernelseam.distributed.sums import Sum
 from kernelseam.interop import torch_attention
@@ -89,8 +89,9 @@ def add_gradients(
     all keys, and the gradients of both."""
     for part in parts:
         operands, asked, moved = _call(part, q, k, v, options)
-        rows = slice(part.query, part.query + part.m)
-        of_rows = [None if x is None else x[:, :, rows] for x in (*given, out, lse)]
+        of_rows = [
+            None if x is None else rows_of(x, part.query, part.m) for x in (*given, out, lse)
+        ]
         if moved is not None:
             of_rows[3] = of_rows[3] - moved
         dout, dlse, result, of_lse = of_rows
@@ -118,8 +119,8 @@ def _call(
     part: Part, q: Tensor, k: Tensor, v: Tensor, options: Options
 ) -> tuple[dict[str, Tensor], dict[str, Any], Tensor | None]:
     """(operands, options, what the rows' LSEs lack) of a part's call."""
-    q = q[:, :, part.query : part.query + part.m]
-    k, v = (x[:, :, part.key : part.key + part.n] for x in (k, v))
+    q = rows_of(q, part.query, part.m)
+    k, v = rows_of(k, part.key, part.n), rows_of(v, part.key, part.n)
     operands = {"q": q, "k": k, "v": v}
     given: dict[str, Any] = {}
     if part.window != (None, None):
