@@ -25,7 +25,7 @@ def wider(dtype: Any) -> Any:
 
 
 def rows_of(x: Tensor, begin: int, rows: int) -> Tensor:
-    """Of [B, H, S, …]; x itself where they are all, as a view costs the host as much as a launch."""
+    """Of [B, H, S, …]; x itself where they are all, as a view costs the host about a launch."""
     return x if rows == x.shape[2] else x.narrow(2, begin, rows)
 
 
