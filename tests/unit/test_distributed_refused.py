@@ -307,3 +307,24 @@ def test_ranks_of_a_host_that_are_no_number(alone: Any, monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "eight")
     with pytest.raises(InvalidValue, match=r"^LOCAL_WORLD_SIZE = eight: must be a number of ranks"):
         distributed_misuse.call(alone, "explain")
+
+
+def test_calls_like_one_before_are_told_from_others(alone: Any) -> None:
+    """What was checked is known by shapes, dtypes and options with their types; no operands beside
+    q, k and v are, nor more than the last calls."""
+    from kernelseam.distributed import calls
+
+    calls._setups.clear()
+    first = distributed_misuse.call(alone, "attention", causal=True)
+    assert len(calls._setups) == 1
+    again = distributed_misuse.call(alone, "attention", causal=True)
+    assert torch.equal(again, first) and len(calls._setups) == 1
+    with pytest.raises(InvalidValue, match=r"^causal = 1: must be True or False\. "):
+        distributed_misuse.call(alone, "attention", causal=1)
+    out, lse = distributed_misuse.call(alone, "attention", causal=True, return_lse=True)
+    assert out.shape[:3] == lse.shape and len(calls._setups) == 2
+    distributed_misuse.call(alone, "attention", sinks=torch.zeros(2))
+    assert len(calls._setups) == 2
+    for scale in range(1, 40):
+        distributed_misuse.call(alone, "attention", scale=float(scale))
+    assert len(calls._setups) == calls._SETUPS

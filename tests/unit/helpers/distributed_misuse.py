@@ -94,11 +94,11 @@ def strange() -> dict[str, Any]:
     }
 
 
-def call(group: Any, function: str, /, **changes: Any) -> None:
+def call(group: Any, function: str, /, **changes: Any) -> Any:
     """A call that all ranks make alike."""
     from kernelseam import distributed
 
-    getattr(distributed, function)(**{**calls(group)[function], **changes})
+    return getattr(distributed, function)(**{**calls(group)[function], **changes})
 
 
 def by_one(group: Any, odd: int, function: str, /, **changes: Any) -> None:
