@@ -188,6 +188,16 @@ def test_tensors_that_have_no_place_here(gradients: bool, kind: str) -> None:
         assert rule in str(caught.value), f"{name} of {function}"
 
 
+@pytest.mark.filterwarnings("ignore:.*nested.*")
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_nested_tensor_after_plain_ones(name: str) -> None:
+    """torch's guard of the plain ones would end the process at it."""
+    plain = {n: cells(1, 2, 3, 4) for n in "qkv"}
+    ks.attention(**plain)
+    with pytest.raises(InvalidValue, match=rf"^{name}\.is_nested = True: must be one dense tensor"):
+        ks.attention(**{**plain, name: strange("nested", plain[name][0])})
+
+
 @pytest.mark.parametrize("rotary", [cells(3, 2), (cells(3, 2),), "halves", 3])
 def test_a_rotary_that_is_no_pair(rotary: Any, refused: Refused) -> None:
     refused(

@@ -87,7 +87,7 @@ def attention(
     """
     chosen: dict[str, Any] = {**options}
     key = None
-    if not check and score_mod is None and mask_mod is None:
+    if check is False and score_mod is None and mask_mod is None:
         key = _key((q, k, v), (group, method, order), chosen)
         if (setup := _setups.get(key)) is not None:
             result = setup.run(q, k, v)

@@ -91,6 +91,9 @@ def plain_kind(*given: Tensor) -> bool | None:
     # guards are silent on modes that fake or trace
     if forward_ad._current_level >= 0 or _modes() > 0:
         return None
+    for x in given:
+        if getattr(x, "is_nested", False):  # torch's guards abort at strided ones
+            return None
     for holds, wants in _kinds.get(len(given), ()):
         if holds(*given):
             return wants and torch.is_grad_enabled()
