@@ -90,7 +90,10 @@ FAULTS = {
         "array1.base[inside_of(q_idx + 1,",
     ),
     "the wrong array's element of a tile": ("array0.base[inside_of(h,", "array0.base[inside_of(b,"),
-    "a block wrongly empty": ("rows.q_first - kv_last", "rows.q_last - kv_last"),
+    "a block wrongly empty": (
+        "rows.q_first - columns.kv_last",
+        "rows.q_last - columns.kv_last",
+    ),
     "a number baked in": ("x2 < number0;\n    const bool x4", "x2 < 17;\n    const bool x4"),
     "the sign of an array's factor": ("return x1;", "return -x1;"),
 }

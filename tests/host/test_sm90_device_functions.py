@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernelseam.contract import SourceBundle
 from kernelseam.kernels.elements import divider
 from kernelseam.kernels.gemm.gemm import NOT_GROUPED
 from mutant import Mutant
@@ -21,7 +20,7 @@ toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
 from sm90_mutants import GEMM_MATRIX, MUTANTS  # noqa: E402
-from sm90_probe import Change, run  # noqa: E402
+from sm90_probe import TILES_CONSTANTS, Change, as_it_is, run  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
 BM, BN, FIELDS = 64, 32, 13
@@ -95,25 +94,6 @@ KS_KERNEL(16, 1) probe(const BlockWord* words, const i64* ranges, i64* out) {
     out[2 * i] = last_visited(words, from, end), out[2 * i + 1] = first_visited(words, from, end);
   }
 }"""
-
-TILES_CONSTANTS: dict[str, int | str] = {
-    "CAUSAL": 0,
-    "WINDOW": 0,
-    "PREFIX": 0,
-    "MASK": 0,
-    "ALIBI": 0,
-    "SOFTCAP": 0,
-    "BIAS": "void",
-    "SINKS": 0,
-    "LENGTHS": 0,
-    "GROUPED": 0,
-    "Q_VIEW": 0,
-    "KV_VIEW": 0,
-    "OUT_VIEW": 0,
-    "GROUP_HEADS": 1,
-    "IN_PARTS": 0,
-}
-"""Of tiles.h."""
 
 GEMM_CONSTANTS: dict[str, int | str] = {
     "T": "f16",
@@ -436,10 +416,6 @@ def check_visited(change: Change) -> None:
 
 def _keys(block: int, S_k: int) -> range:
     return range(block * BN, min((block + 1) * BN, S_k))
-
-
-def as_it_is(made: SourceBundle) -> SourceBundle:
-    return made
 
 
 def test_rings_and_descriptors_are_what_the_hardware_takes() -> None:

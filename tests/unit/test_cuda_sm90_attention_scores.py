@@ -101,7 +101,8 @@ def test_a_mask_that_tells_no_heads_apart_keeps_the_tiles_for_few_queries(
 
 
 def test_words_are_for_what_the_mask_tells_apart() -> None:
-    """Four bytes a half word, of 32 blocks of 128 keys each, for every tile of 128 queries."""
+    """Four bytes a half word, of 32 blocks of 128 keys each, and a rank for every tile of 128
+    queries. The block that ends last is known by the counter."""
     sizes = {}
     masks: dict[str, MaskMod] = {
         "shared": lambda b, h, q, kv: q >= kv,
@@ -121,7 +122,10 @@ def test_words_are_for_what_the_mask_tells_apart() -> None:
             name in ("entries", "both"),
             name in ("heads", "both"),
         )
-    one = 8 * 2 * 8  # tiles, words, bytes
+        assert visible.workspace["counter"] == forward.workspace["counter"] == 0
+        groups = VISIBLE_BLOCKS.values(p, tile, H200)["groups"]
+        assert groups == {"shared": 1, "heads": 6, "entries": 3, "both": 18}[name]
+    one = 8 * (2 + 1) * 8  # tiles, words and rank, bytes
     assert sizes == {"shared": one, "heads": 6 * one, "entries": 3 * one, "both": 18 * one}
 
 
@@ -138,14 +142,14 @@ def test_words_are_for_what_the_mask_tells_apart() -> None:
 def test_a_mask_is_kept_as_bits_for_what_it_tells_apart(
     strides: tuple[int, int, int, int], apart: int, bias: DType | None
 ) -> None:
-    """For every tile of 128 queries its words, in whole 16 bytes, and 16 bytes a query and block of
-    keys. One thread block for eight blocks of keys."""
+    """For every tile of 128 queries its words and rank, in whole 16 bytes, and 16 bytes a query and
+    block of keys. One thread block for eight blocks of keys."""
     plain = attention_problem(mask=True, bias=bias)
     p = replace(plain, batch=3, num_heads=6, kv_heads=6, S_q=1000, S_k=5000, mask_strides=strides)
     tile = HALF.tile(p, ROW, H200)
     visible, forward = (launches := HALF.launches(p, tile, H200)).kernels
     blocks = -(-5000 // tile.bn)
-    one = 16 * -(-blocks // 64) + blocks * 128 * 16
+    one = 16 * -(-(-(-blocks // 32) + 1) // 2) + blocks * 128 * 16
     at = visible.workspace["blocks"]
     assert at == forward.workspace["blocks"]
     assert launches.workspace_bytes - at == apart * 8 * one

@@ -11,11 +11,14 @@ something is computed; each is const, and all a kernel needs of an expression:
     bool visible(tile, row, column)            for each element, where ``HAS_MASK``
     float slope(score, tile, row, column)      ∂score/∂(scaled product)
     float factorN(score, tile, row, column)    what array gradient N multiplies the score's with
-    Rows rows(tile, q_first, q_last)           once for a block's queries (the last one inclusive)
-    bool any(tile, rows, kv_first, kv_last)    whether some of its pairs may be visible
-    bool every(tile, rows, kv_first, kv_last)  whether all its pairs are visible
+    Rows rows<LANES>(tile, q_first, q_last)    once for a block's queries (the last one inclusive)
+    Columns columns<LANES>(tile, kv_first, kv_last)   once for its keys
+    bool any(tile, rows, columns)              whether some of its pairs may be visible
+    bool every(tile, rows, columns)            whether all its pairs are visible
 
-Queries and keys beyond the sequence may be asked for: nothing outside of an array is read.
+LANES neighbouring lanes of a warp, by default one, ask for the same block together: each reads a
+part of captured arrays' ranges. All lanes of the warp must call then. Queries and keys beyond the
+sequence may be asked for: nothing outside of an array is read.
 Constants: ``HAS_SCORE`` and ``HAS_MASK`` (whether score and visible are more than the identity and
 true), ``OPERATIONS`` (of an element), ``AFFINE`` (score = a·x + b) and ``FACTOR_OF_TILE`` (where a
 is one number for a tile: then there is ``float factor(tile)``).
@@ -58,23 +61,31 @@ class Levels(NamedTuple):
 
     places: Mapping[str, tuple[str, ...]]
     """By level, the coordinates that are known there: "tile" first, whose are known everywhere;
-    "row" and "column", which meet in elements; others."""
+    "row" and "column", which meet in elements, as "rows" and "columns" do in a block."""
     element: frozenset[str]
     """Coordinates that only elements have."""
 
     def of(self, n: Node) -> str:
         """How often a node is computed: once for each of these."""
         own = [level for level, places in self.places.items() if n.reads & {*places}]
-        if n.reads & self.element or {"row", "column"} <= {*own}:
+        if n.reads & self.element or {"row", "column"} <= {*own} or {"rows", "columns"} <= {*own}:
             return "element"
         return own[-1] if own else "tile"
 
 
 _TILE = ("b", "h", "q_len", "kv_len")
 _LEVELS = Levels(
-    {"tile": _TILE, "row": ("q_idx",), "column": ("kv_idx",), "rows": CORNERS["q_idx"]},
-    frozenset({"score", *CORNERS["kv_idx"]}),
+    {
+        "tile": _TILE,
+        "row": ("q_idx",),
+        "column": ("kv_idx",),
+        "rows": CORNERS["q_idx"],
+        "columns": CORNERS["kv_idx"],
+    },
+    frozenset({"score"}),
 )
+_BLOCK = "rows", "columns"
+"""Levels of a block of queries × keys, which lanes may ask for together."""
 
 
 class Structure(NamedTuple):
@@ -198,7 +209,7 @@ def _text(n: Node, x: Sequence[str]) -> str:
             base = " + ".join([f"{array}.base", *(_place(array, i, at, False) for i, at in fixed)])
             inputs = f"{base}, {array}.stride_{axis}, {array}.extent_{axis}"
             ends = f"(i64){x[2 * axis]}, (i64){x[2 * axis + 1]}"
-            return f"extremum<{least}, {C_TYPES[n.type]}>({inputs}, {ends})"
+            return f"extremum<{least}, {C_TYPES[n.type]}, LANES>({inputs}, {ends})"
         case "block_bits":
             index, plane = n.value
             every = str(plane == WHOLE).lower()
@@ -208,6 +219,8 @@ def _text(n: Node, x: Sequence[str]) -> str:
         ):
             if n.arguments[1].operation == "constant" and n.arguments[1].value:
                 return f"{x[0]} {'/' if n.operation == 'floordiv' else '%'} {x[1]}"
+        case "div" | "sqrt" if "score" in n.reads:  # of indices it is exact, as masks round down
+            return f"{'divide' if n.operation == 'div' else 'sqrt'}_fast({', '.join(x)})"
     return OPERATIONS[n.operation].text.format(*x)
 
 
@@ -241,17 +254,16 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
     lines += text
     tile = fields_of("tile", _TILE, kept["tile"])
     element[coordinate("score", Type.FLOAT)] = "score"
-    block = {**tile, **fields_of("rows", _LEVELS.places["rows"], kept["rows"])}
+    block = dict(tile)
+    for level in _BLOCK:
+        block |= fields_of(level, _LEVELS.places[level], kept[level])
     inputs = "const Tile& tile, const Row& row, const Column& column"
     for function, root in functions.items():
         first = "" if function == "visible" else "float score, "
         lines += function_text(C_TYPES[root.type], function, first + inputs, root, element)
     if of_tile and line is not None:
         lines += function_text("float", "factor", "const Tile& tile", line[0], tile)
-    block |= {coordinate(c): c for c in CORNERS["kv_idx"]}
-    inputs = "const Tile& tile, const Rows& rows, " + ", ".join(
-        f"int {c}" for c in CORNERS["kv_idx"]
-    )
+    inputs = "const Tile& tile, const Rows& rows, const Columns& columns"
     for function, root in blocks.items():
         lines += function_text("bool", function, inputs, root, block)
     return "\n".join([*lines, "};", ""])
@@ -316,8 +328,10 @@ def _level_text(
     inputs = inputs if level == "tile" else f"const Tile& tile, {inputs}"
     body = _Body({**outer, **{coordinate(x): x for x in places}})
     results = [*places, *map(body, kept)]
+    together = ["  template<int LANES = 1>"] * (level in _BLOCK)
     return [
         f"  struct {level.title()} {{ {' '.join(fields)} }};",
+        *together,
         f"  KS_DEVICE {level.title()} {level}({inputs}) const {{",
         *body.lines,
         f"    return {{{', '.join(results)}}};",

@@ -23,15 +23,17 @@ struct Expression {
   struct Row {};
   struct Column {};
   struct Rows {};
+  struct Columns {};
   KS_DEVICE Tile tile(int, int, int, int) const { return {}; }
   KS_DEVICE Row row(const Tile&, int) const { return {}; }
   KS_DEVICE Column column(const Tile&, int) const { return {}; }
-  KS_DEVICE Rows rows(const Tile&, int, int) const { return {}; }
+  template<int LANES = 1> KS_DEVICE Rows rows(const Tile&, int, int) const { return {}; }
+  template<int LANES = 1> KS_DEVICE Columns columns(const Tile&, int, int) const { return {}; }
   KS_DEVICE float score(float x, const Tile&, const Row&, const Column&) const { return x; }
   KS_DEVICE float slope(float, const Tile&, const Row&, const Column&) const { return 1.f; }
   KS_DEVICE bool visible(const Tile&, const Row&, const Column&) const { return true; }
-  KS_DEVICE bool any(const Tile&, const Rows&, int, int) const { return true; }
-  KS_DEVICE bool every(const Tile&, const Rows&, int, int) const { return true; }
+  KS_DEVICE bool any(const Tile&, const Rows&, const Columns&) const { return true; }
+  KS_DEVICE bool every(const Tile&, const Rows&, const Columns&) const { return true; }
 };
 """
 

@@ -158,10 +158,11 @@ struct Consumer : ConsumerRows {
     rings.k.wait_full(k);
     wgmma_fence();
     start_qk(s, tile);
+    const auto ahead = score.ahead<true>(rows, first_key(w.visited(block)));
     finish_qk<0>(s);
     release_qk(begin, tile);
     f = factor(tile);
-    first_softmax(s, w, row, block, m, l, f, rows);
+    first_softmax(s, w, row, w.visited(block), m, l, f, rows, ahead);
     round_p(s);
     zero_sums();
     if (block > begin) rings.k.wait_full(k);
@@ -188,11 +189,13 @@ struct Consumer : ConsumerRows {
   template<bool MASKED, bool MAXIMA = MASKED> KS_DEVICE void step(int begin) {
     float s[BN / 2], sum[2], rest[2], correction[2];
     start_both(s, tile);
+    const int from = first_key(work_tile(tile).visited(block));
+    const auto ahead = score.ahead<MASKED>(rows, from);
     finish_qk<1>(s);
     release_qk(begin, tile);
-    const Score::Form form = score.begin<MASKED, !MAXIMA>(s, f, rows, first_key(block));
+    const Score::Form form = score.begin<MASKED, !(MASKED || MAXIMA)>(s, f, rows, ahead, from);
     if (!LISTED && block > begin) fetch(rows, work_tile(tile), block - 1);
-    if (MASKED && may_hide(work_tile(tile), block)) hide_keys(s, work_tile(tile), row, block);
+    if (const int at = work_tile(tile).visited(block); MASKED && may_hide(work_tile(tile), at)) hide_keys(s, work_tile(tile), row, at);
     if (MAXIMA) {
       float row_maximum[2];
       score.largest(s, row_maximum, form);
@@ -216,7 +219,7 @@ struct Consumer : ConsumerRows {
       round_p(s);
       if (!E4M3) fits = sum[0] + sum[1] < LIMIT;
       if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
-        rebase(s, o, m, l, sum, correction, tile, block, f, sums);
+        rebase(s, o, m, l, sum, correction, tile, work_tile(tile).visited(block), MASKED, f, sums);
         sums.rescale(correction);
         rises = true;
         round_p(s);
@@ -231,19 +234,24 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void other_steps(int begin) {
     const WorkTile& w = work_tile(tile);
     const KeyRange all = scores_of(w).all(query_of(group_row(w)), query_of(group_row(w) + 63));
-    const int unmasked_end = max_of(all.end - (Config::CAUSAL || Config::WINDOW), 0) / BN;
+    int unmasked_end = max_of(all.end - (Config::CAUSAL || Config::WINDOW), 0) / BN;
     if constexpr (Score::BY_ELEMENT) {
       // Behind a block whose keys some row does not see, that row may be without a reference; in steps with maxima it gets one. Of ALiBi
       // these are taken behind the diagonal, too, and where scores rose unforeseen, to the tile's end.
-      const int unmasked_begin = divide_up(all.begin, BN), rising = max_of(group_row(w) + scores_of(w).shift() + 1, 0) / BN;
+      int unmasked_begin = divide_up(all.begin, BN), rising = max_of(group_row(w) + scores_of(w).shift() + 1, 0) / BN;
+      if (OUTWARDS) {  // by how many blocks are left: none is masked but the last, which comes first or last
+        unmasked_begin = begin + (unmasked_end < w.end && w.diagonal < w.end - 1), unmasked_end = w.end;
+        rising += w.end - 1 - w.diagonal;
+      }
       bool maxima = any_low(m, false, w, row);
 #pragma unroll 1
       while (block >= begin) {
         const bool masked = LISTED ? !whole : block < unmasked_begin || block >= unmasked_end;
-        if (masked) step<true>(begin);
+        if (masked && (maxima || Score::RISES)) step<true>(begin);
+        else if (masked) step<true, false>(begin);
         else if (maxima || (Score::RISES && block >= rising)) step<false, true>(begin);
         else step<false>(begin);
-        if (Score::MAY_RISE || maxima || (LISTED && masked)) maxima = any_low(m, rises, w, row);
+        if (Score::MAY_RISE || maxima) maxima = any_low(m, rises, w, row);
       }
     } else if constexpr (Config::WINDOW) {
       const int unmasked_begin = max_of(divide_up(all.begin, BN), begin);
@@ -290,13 +298,14 @@ struct Consumer : ConsumerRows {
     fetch(rows, w, w.end - 1);
     rings.k.wait_full(k);
     start_both(s, tile + 1);
-    finalize_softmax(done, tile, m, l, inverse);
-    finish_qk<1>(s);
     block = w.end - 1;
     begin_rows(w);
+    const auto ahead = score.ahead<true>(rows, first_key(w.visited(block)));
+    finalize_softmax(done, tile, m, l, inverse);
+    finish_qk<1>(s);
     release_qk(w.begin, tile + 1);
     f = factor(tile + 1);
-    first_softmax(s, w, row, block, m, l, f, rows);
+    first_softmax(s, w, row, w.visited(block), m, l, f, rows, ahead);
     wait_next_k(s, l, block > w.begin);
     block = following(w.begin);
     if (block >= w.begin) fetch(rows, w, block);

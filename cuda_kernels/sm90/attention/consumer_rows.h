@@ -16,8 +16,9 @@ struct ConsumerRows : ConsumerThread {
 
   // Whether keys of a block may be outside of a query's band.
   KS_DEVICE bool may_hide(const WorkTile& w, int block) const {
-    if (Config::CAUSAL || Config::WINDOW || (MASKS_KEYS && !LISTED)) return true;
-    return (block + 1) * BN > (RAGGED ? w.S_k : score.scores.S_k);
+    if (MASKS_KEYS && !LISTED) return true;
+    const KeyRange all = scores_of(w).all_of_band(query_of(group_row(w)), query_of(group_row(w) + 63));
+    return block * BN < all.begin || (block + 1) * BN > all.end;
   }
   // Whether a row of the warpgroup has seen no key yet, or such alone as lie so low that they are no reference to others. As one value,
   // so that products are in no divergent path.
@@ -35,8 +36,8 @@ struct ConsumerRows : ConsumerThread {
 
   // Softmax of a tile's first block.
   KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2],
-                               const Score::Factor& f, const Score::Rows& rows) const {
-    const Score::Form form = score.begin<true>(s, f, rows, first_key(block));
+                               const Score::Factor& f, const Score::Rows& rows, const Score::Ahead<true>& ahead) const {
+    const Score::Form form = score.begin<true>(s, f, rows, ahead, first_key(block));
     if (may_hide(w, block)) hide_keys(s, w, row, block);
     float row_maximum[2], correction[2];
     score.largest(s, row_maximum, form);
@@ -48,7 +49,7 @@ struct ConsumerRows : ConsumerThread {
   // Rare: moves p, O, m, l and the block's sums to a reference at which none overflows. Of e4m3, the factor of earlier sums is
   // `correction`.
   KS_DEVICE void rebase(float (&p)[BN / 2], float (&o)[O_COLUMNS / 2], float (&m)[2], float (&l)[2], float (&sum)[2], float (&correction)[2],
-                        int tile, int block, const Score::Factor& f, Sums& sums) const {
+                        int tile, int block, bool masked, const Score::Factor& f, Sums& sums) const {
     if (__all_sync(~0u, sum[0] + sum[1] < LARGEST_SUM)) {
       if constexpr (E4M3) rebase_by_largest<HEADROOM>(p, o, m, l, sum, correction);
       else rebase_by_sums<LEAD>(p, o, m, l, sum);
@@ -63,6 +64,7 @@ struct ConsumerRows : ConsumerThread {
     recompute_scores<T, DQK, PRODUCTS>(p, q + place_of(a.q, inside(x, rows)) + column, q + place_of(a.q, inside(x + 8, rows)) + column,
                                        a.keys.key_rows(w, opaque(block) * BN, thread_lane, column), column);
     score.apply(p, f, scores_of(w), x, first_key(opaque(block)));
+    if (masked) score.hide_each(p, scores_of(w), x, first_key(opaque(block)));
     rebase_by_max<HEADROOM>(p, o, m, l, sum, correction, f.c);
   }
 

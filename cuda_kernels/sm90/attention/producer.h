@@ -47,7 +47,8 @@ struct Producer {
     return block >= w.unmasked_begin && block < w.unmasked_end;
   }
   // `first`: of the tile. `before`: the place of the block before.
-  KS_DEVICE Keys::Place load_k(const WorkTile& w, int block, Keys::Place before, bool first) {
+  KS_DEVICE Keys::Place load_k(const WorkTile& w, int left, Keys::Place before, bool first) {
+    const int block = w.visited(left);
     const auto place = keys.find(w, block, first, before);
     const auto boxes = keys.boxes(w, block, place);
     rings.k.wait_empty(k);
@@ -65,7 +66,8 @@ struct Producer {
     barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v.stage), v.parity);
   }
   // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full; of e4m3 those that transpose it, always.
-  KS_DEVICE void load_v(const WorkTile& w, int block, int index, Keys::Place place) {
+  KS_DEVICE void load_v(const WorkTile& w, int left, int index, Keys::Place place) {
+    const int block = w.visited(left);
     const auto boxes = keys.boxes(w, block, place);
     wait_empty_v();
     if (keys.leads()) {

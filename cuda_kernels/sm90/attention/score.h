@@ -12,7 +12,8 @@
 //   rows(rows, own, x, bias, lane)    of the rows x and x + 8 of a tile; `bias`: where a warp's rows of it lie in shared memory
 //   see(rows, first, lane)            what a mask in memory says of a block that comes
 //   copy_bias(rows, …)                a bias of a block that comes to shared memory (plane.h), from where begin() reads it
-//   begin<EXACT>(s, f, rows, from)    products to what the others take, in place; which form that is. EXACT: scores of keys that a mask
+//   ahead<EXACT>(rows, from)          what is computed of a block's keys before products have come
+//   begin<EXACT>(s, f, rows, ahead, from)   products to what the others take, in place; which form that is. EXACT: scores of keys that a mask
 //                                     which is no band hides become −∞; `from`: the key of the thread's first column
 //   hide(s, own, x, y, from)          so do those of keys outside of the bands of the queries x and y
 //   largest(s, top, form)             the rows' largest scores, of which form.c is a multiple in base 2
@@ -38,8 +39,8 @@ template<int BN> struct TileScore {
 
   // What is applied in place, where it is no factor above 0, and what is left to the exponential.
   struct Factor { float here, c; };
-  // Where all keys lie before the diagonal, of ALiBi's a row's part, `shift`, is left to the exponential, too.
-  struct Form { SoftcapMode mode; float c, shift[2]; };
+  // Where all keys lie before the diagonal, ALiBi is left to the exponential, too: of a row `shift` at the thread's first column, and `slope`.
+  struct Form { SoftcapMode mode; float c, shift[2], slope[2]; };
   static constexpr bool SCALED = !Config::SOFTCAP && !Expression::HAS_SCORE;  // products keep their factor in unmasked blocks
   KS_DEVICE Factor factor(float own) const {
     const float scale = CAPPED || ANY ? 1.f : scores.scale_log2;
@@ -114,23 +115,37 @@ template<int BN> struct TileScore {
     }
   };
   struct OwnColumns {
-    const Expression& expression;
-    const Expression::Tile& tile;
+    Expression expression;
+    Expression::Tile tile;
     KS_DEVICE OwnColumns(const Expression& expression, const Expression::Tile& tile, int) : expression(expression), tile(tile) {}
     KS_DEVICE Expression::Column of(int key, int) const { return expression.column(tile, key); }
   };
+  template<int PART> using Columns =
+      typename conditional<(sizeof(Expression::Column) > 4 && PART % 16 == 0), SharedColumns<PART / 16>, OwnColumns>::type;  // else a number at hand
+  // Of PART elements of a thread, behind `done`; `from`: the key of the first of all.
+  template<int PART> KS_DEVICE Columns<PART> columns(const Rows& rows, int from, int done) const {
+    return Columns<PART>(arguments.captured(), rows.row[0].tile, from + 2 * done - 2 * (lane() % 4));
+  }
+  // A long expression is in the code once for a part: unrolled it would be thousands of instructions.
+  template<bool EXACT> static constexpr bool IN_PARTS = Expression::OPERATIONS > (EXACT ? 12 : 24);
+  // What is computed of a block's keys before its products have come.
+  struct NothingAhead {};
+  template<bool EXACT> static constexpr bool LOOKS_AHEAD = BY_ELEMENT && (ANY || (EXACT && HIDES)) && !IN_PARTS<EXACT>;
+  template<bool EXACT> using Ahead = typename conditional<LOOKS_AHEAD<EXACT>, Columns<BN / 2>, NothingAhead>::type;
+  template<bool EXACT> KS_DEVICE Ahead<EXACT> ahead(const Rows& rows, int from) const {
+    if constexpr (LOOKS_AHEAD<EXACT>) return columns<BN / 2>(rows, from, 0);
+    else return {};
+  }
 
   // In place: of PART elements of the thread's, behind `done`; `from`: the key of the first of all.
-  template<bool EXACT, bool BEFORE, int PART> KS_DEVICE void change(float (&s)[PART], const Factor& f, const Rows& rows, int from, int done) const {
+  template<bool EXACT, bool BEFORE, int PART>
+  KS_DEVICE void change(float (&s)[PART], const Factor& f, const Rows& rows, const Columns<PART>& columns, int from, int done) const {
     if constexpr (BY_ELEMENT) {
       const Expression own = arguments.captured();
       const float natural = scores.scale_log2 * LN_2;
       const float unscaled = !EXACT && SCALED ? reciprocal_fast(scores.scale_log2) : 1.f;  // a score of base 2, in units of the others
       constexpr int STEP = HAS_BIAS ? 8 : 4;
-      constexpr bool SHARES = sizeof(Expression::Column) > 4 && PART % 16 == 0;  // a key's number alone is at hand
-      typedef typename conditional<SHARES, SharedColumns<PART / 16>, OwnColumns>::type Columns;
       const int lane_columns = 2 * (lane() % 4);
-      const Columns columns(own, rows.row[0].tile, from + 2 * done - lane_columns);
       constexpr bool BUILT_IN = Config::SOFTCAP || Config::ALIBI || HAS_BIAS;
 #pragma unroll
       for (int i = 0; i < PART; i += STEP) {
@@ -150,8 +165,7 @@ template<int BN> struct TileScore {
               x *= f.here;
               if (Config::SOFTCAP) x = scores.cap * tanh_fast(x * scores.cap_inverse);
               else if (EXACT || !SCALED) x *= BUILT_IN ? scores.scale_log2 : natural;
-              if (Config::ALIBI && BEFORE) x = fmaf(row.slope * unscaled, (float)(2 * i + further), x);
-              else if (Config::ALIBI) x = fmaf(-row.slope * unscaled, fabsf((float)(from + 2 * done) - row.origin + (float)(2 * i + further)), x);
+              if (Config::ALIBI && !BEFORE) x = fmaf(-row.slope * unscaled, fabsf((float)(from + 2 * done) - row.origin + (float)(2 * i + further)), x);
               if constexpr (HAS_BIAS) {
                 const float y = bias[place];
                 x = EXACT ? x + in_base2(y) : fmaf(y, LOG2_E * unscaled, x);
@@ -172,22 +186,27 @@ template<int BN> struct TileScore {
       }
     }
   }
-  // A long expression is in the code once for a part: unrolled it would be thousands of instructions.
-  template<bool EXACT, bool BEFORE> KS_DEVICE void change(float (&s)[BN / 2], const Factor& f, const Rows& rows, int from) const {
-    if constexpr (Expression::OPERATIONS > (EXACT ? 12 : 24))
-      in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, from, done); });
-    else change<EXACT, BEFORE>(s, f, rows, from, 0);
+  template<bool EXACT, bool BEFORE>
+  KS_DEVICE void change(float (&s)[BN / 2], const Factor& f, const Rows& rows, const Ahead<EXACT>& ahead, int from) const {
+    if constexpr (IN_PARTS<EXACT>)
+      in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, columns<16>(rows, from, done), from, done); });
+    else change<EXACT, BEFORE>(s, f, rows, ahead, from, 0);
   }
 
-  template<bool EXACT, bool BEFORE = false> KS_DEVICE Form begin(float (&s)[BN / 2], const Factor& f, const Rows& rows, int from) const {
+  template<bool EXACT, bool BEFORE = false>
+  KS_DEVICE Form begin(float (&s)[BN / 2], const Factor& f, const Rows& rows, const Ahead<EXACT>& ahead, int from) const {
     if (!ANY) multiply(s, f);
     if constexpr (HAS_BIAS) async_copies_wait(), warp_barrier();
     constexpr bool SHIFTS = Config::ALIBI && SCALED && BEFORE;
-    if constexpr (ANY || (EXACT && HIDES)) change<EXACT, SHIFTS>(s, f, rows, from);
+    constexpr bool SCALES_ALONE = SHIFTS && !HAS_BIAS;
+    if constexpr (!SCALES_ALONE && (ANY || (EXACT && HIDES))) change<EXACT, SHIFTS>(s, f, rows, ahead, from);
     if constexpr (HAS_BIAS) warp_barrier();  // the next block's may come
     if constexpr (SHIFTS) {
-      const Row &x = rows.row[0], &y = rows.row[1];
-      return {APPLIED, scores.scale_log2, {x.slope * ((float)from - x.origin), y.slope * ((float)from - y.origin)}};
+      // Behind the diagonal, where keys are OUTWARDS, ALiBi falls.
+      auto slope = [&](const Row& row) { return OUTWARDS && (float)from >= row.origin ? -row.slope : row.slope; };
+      const float x = slope(rows.row[0]), y = slope(rows.row[1]);
+      const float c = SCALES_ALONE ? scores.scale_log2 * f.here : scores.scale_log2;
+      return {APPLIED, c, {x * ((float)from - rows.row[0].origin), y * ((float)from - rows.row[1].origin)}, {x, y}};
     }
     if (ANY) return {APPLIED, EXACT ? 1.f : SCALED ? scores.scale_log2 : Expression::HAS_SCORE ? LOG2_E : 1.f};
     return {CAPPED ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : APPLIED, f.c};
@@ -197,6 +216,16 @@ template<int BN> struct TileScore {
     const int low[2] = {first.begin - from, second.begin - from};
     const int high[2] = {first.end - from, second.end - from};
     mask_columns(s, low, high);
+  }
+  // Rare: what each of the thread's queries, x and x + 8, does not see.
+  KS_DEVICE void hide_each(float (&s)[BN / 2], const Scores& own, int x, int from) const {
+    in_turns<4>(s, [&](float (&part)[4], int done) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int row = x + i / 2 * 8;
+        if (!own.visible(group_head_of(row), query_of(row), from + 2 * done + i % 2)) part[i] = -infinity();
+      }
+    });
   }
   // A softcap that is not yet applied to products keeps their order.
   KS_DEVICE void largest(const float (&s)[BN / 2], float (&top)[2], const Form& form) const {
@@ -210,9 +239,9 @@ template<int BN> struct TileScore {
   KS_DEVICE bool exponentials(float (&s)[BN / 2], const float (&m)[2], float (&sum)[2], const Form& form) const {
     if (CAPPED && form.mode == SHORT && !MASKED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<false>{small_cap});
     if (CAPPED && form.mode != APPLIED) return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Capped<true>{small_cap});
-    if constexpr (Config::ALIBI && !MASKED) {
+    if constexpr (Config::ALIBI && SCALED && !MASKED) {
       const float base[2] = {m[0] - form.shift[0], m[1] - form.shift[1]};
-      return exp2_and_sum<FROM, TO, false>(s, base, sum, Scaled{form.c});
+      return exp2_and_sum<FROM, TO, false>(s, base, sum, Sloped{form.c, {form.slope[0], form.slope[1]}});
     }
     return exp2_and_sum<FROM, TO, MASKED>(s, m, sum, Scaled{form.c});
   }

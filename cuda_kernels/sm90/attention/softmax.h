@@ -87,14 +87,19 @@ template<int N> KS_DEVICE SoftcapMode cap_large(float (&s)[N], float cap, float 
   cap_scores(s, cap, cap_inverse);
   return APPLIED;
 }
-// What the exponent of a score x in base 2, −∞ included, is above the reference m: by a factor, or by a polynomial.
+// What the exponent of a score x in base 2, −∞ included, is above the reference m, of a thread's element i: by a factor, also beside a
+// slope over the keys, or by a polynomial.
 struct Scaled {
   float c;
-  KS_DEVICE float operator()(float x, float m) const { return fmaf(x, c, -m); }
+  KS_DEVICE float operator()(float x, float m, int) const { return fmaf(x, c, -m); }
+};
+struct Sloped {
+  float c, slope[2];
+  KS_DEVICE float operator()(float x, float m, int i) const { return fmaf(x, c, fmaf(slope[i / 2 % 2], (float)(i / 4 * 8 + i % 2), -m)); }
 };
 template<bool LONGER> struct Capped {
   const SmallCap& c;
-  KS_DEVICE float operator()(float x, float m) const {
+  KS_DEVICE float operator()(float x, float m, int = 0) const {
     const float u = x * x;
     if (!LONGER) return fmaf(x, fmaf(fmaf(c.d2, u, c.d1), u, c.d0), -m);
     return fmaf(x, fmaf(fmaf(fmaf(fmaf(c.c4, u, c.c3), u, c.c2), u, c.c1), u, c.c0), -m);
@@ -133,7 +138,7 @@ KS_DEVICE void update_reference(float& m, float& correction, float top, float c)
   m = stays ? m : now;
 }
 
-// p of elements FROM … TO − 1 in place, and their sums. MASKED: a row may have had no visible key yet. above(x, m): an exponent.
+// p of elements FROM … TO − 1 in place, and their sums. MASKED: a row may have had no visible key yet. above(x, m, i): an exponent.
 // Returns whether sums of a quarter of them each are below LARGEST_E4M3, which then bounds p.
 template<int FROM, int TO, bool MASKED, int N, class Above>
 KS_DEVICE bool exp2_and_sum(float (&s)[N], const float (&m)[2], float (&sum)[2], Above above) {
@@ -142,7 +147,7 @@ KS_DEVICE bool exp2_and_sum(float (&s)[N], const float (&m)[2], float (&sum)[2],
   for (int r = 0; r < 2; r++) base[r] = MASKED && m[r] == -infinity() ? 0.f : m[r];
 #pragma unroll
   for (int i = FROM; i < TO; i++) {
-    s[i] = exp2_fast(above(s[i], base[i / 2 % 2]));
+    s[i] = exp2_fast(above(s[i], base[i / 2 % 2], i));
     t[i % 4] = i < FROM + 4 ? s[i] : t[i % 4] + s[i];
   }
   sum[0] = t[0] + t[1];

@@ -3,7 +3,8 @@
 //
 // Dense: tile t of the launch is one of a head's q_tiles. Under a mask that may cut late keys, tiles differ in length and are
 // handed out by a counter, the longest first: `section` heads walk their tiles together, as many as have their K and V in L2 at
-// once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence.
+// once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence. Under a mask that is
+// no band visible_blocks.h says which tiles are the longest.
 //
 // Packed with keys in pages, a batch of new and of old sequences: the tiles of those whose rows one consumer has, which wait for memory, and
 // the tiles of all others, which multiply, are two lists with a counter each. One block in FEW_EVERY begins with the first list, all others
@@ -21,13 +22,26 @@ constexpr int GROUP_HEADS = Config::GROUP_HEADS;
 KS_DEVICE int query_of(int row) { return row / GROUP_HEADS; }
 KS_DEVICE int group_head_of(int row) { return row % GROUP_HEADS; }
 
-// A tile of rows, and its blocks of keys, which are visited from the last to the first.
+// Whether blocks of keys are visited from the diagonal on, first down to the first one and then up to the last: as ALiBi's scores fall on both
+// sides, references that a tile begins with serve to its end. Else from the last one to the first.
+constexpr bool OUTWARDS =
+    Config::ALIBI && Scores::BANDED && !Config::CAUSAL && !Config::WINDOW && !HAS_BIAS && !Config::IN_PARTS && Config::KV_VIEW != PAGED;
+
+// A tile of rows, and its blocks of keys.
 struct alignas(16) WorkTile {
   int batch, head, kv_head, row;  // head: of the tile's first row
   int begin, end;             // blocks with a visible key, at least one; end 0: no more work
   int unmasked_begin, unmasked_end;   // of these, the blocks without masked keys
   int S_q, S_k, q_first, k_first;
   int part;  // of the keys
+  int diagonal;  // where blocks are visited OUTWARDS, the first of them
+
+  // The block that is visited when `left` − begin are still to come.
+  KS_DEVICE int visited(int left) const {
+    if (!OUTWARDS) return left;
+    const int before = end - 1 - left;
+    return before <= diagonal - begin ? diagonal - before : begin + before;
+  }
 };
 
 // The number of a launch's tiles, computed on the host. An argument of the kernel, passed whole.
@@ -40,16 +54,21 @@ struct BlockWord { u32 some, every; };
 // Which keys of a block a row sees, as a mask in memory says it: bits 2j and 2j + 1 of word i are those of the columns 8j + 2i and 8j + 2i + 1,
 // which the lanes whose number is i modulo 4 have of a product.
 struct alignas(16) MaskRow { u32 words[4]; };
-// The blocks that tiles visit, where a mask is no band: `words` of a tile of rows, and with a mask in memory behind them the rows of each of its
-// blocks; the next tile's are `tile` words further (visible_blocks.h).
+// Of a head's tiles the number of the one that comes in this place, the longest first; of the tile with this number, how long it takes, in
+// half blocks of keys: 0 where a sequence has no such tile.
+struct TileRank { int tile, work; };
+static_assert(sizeof(TileRank) == sizeof(BlockWord), "it lies behind a tile's words");
+// The blocks that tiles visit, where a mask is no band: `words` of a tile of rows, a TileRank, and with a mask in memory behind them the rows
+// of each of its blocks; the next tile's are `tile` words further (visible_blocks.h).
 struct VisitedBlocks {
   BlockWord* base;
   i64 batch, head;
   int tile, words;
 
   KS_DEVICE BlockWord* of(int entry, int head, int tile) const { return base + entry * batch + head * this->head + (i64)tile * this->tile; }
+  KS_DEVICE TileRank& rank(int entry, int head, int place) const { return *(TileRank*)(of(entry, head, place) + words); }
   // The first row of a block, of the tile with these words.
-  template<int BM> KS_DEVICE MaskRow* mask_rows(BlockWord* own, int block) const { return (MaskRow*)(own + divide_up(words, 2) * 2) + block * BM; }
+  template<int BM> KS_DEVICE MaskRow* mask_rows(BlockWord* own, int block) const { return (MaskRow*)(own + divide_up(words + 1, 2) * 2) + block * BM; }
 };
 // The place of the highest bit that is set.
 KS_DEVICE int highest_bit(u32 x) {
@@ -85,6 +104,7 @@ enum { MANY_ROWS, FEW_ROWS, ALL_ROWS };
 
 template<int BM, int BN> struct TileScheduler {
   // A bias is read once for all heads and entries that share it, whose tiles are walked together.
+  static constexpr bool RANKED = !Scores::BANDED;  // places are those of VisitedBlocks
   static constexpr bool LONGEST_FIRST = Config::CAUSAL || !Scores::BANDED || HAS_BIAS;
   TileCount count;
   Sequences sequences;
@@ -164,7 +184,7 @@ template<int BM, int BN> struct TileScheduler {
         entry = at, earlier = before;
       }
       head = (t - earlier) / tiles, tile = (t - earlier) - head * tiles;
-      if (LONGEST_FIRST) tile = tiles - 1 - tile;
+      if (LONGEST_FIRST && !RANKED) tile = tiles - 1 - tile;
     } else {
       if (t >= count.total) return false;
       int index;
@@ -174,13 +194,14 @@ template<int BM, int BN> struct TileScheduler {
         const int first = last ? fore : t / per * count.section;
         const int width = last ? count.last_section : min_of(count.section, fore - first);
         const int turn = (t - first * count.q_tiles) / width;
-        index = t - first * count.q_tiles - turn * width + first, tile = count.q_tiles - 1 - turn;
+        index = t - first * count.q_tiles - turn * width + first, tile = RANKED ? turn : count.q_tiles - 1 - turn;
       } else {
         index = t / count.q_tiles, tile = t - index * count.q_tiles;
       }
       if (HAS_BIAS && score.bias.batch == 0) head = index / count.batch, entry = index - head * count.batch;
       else entry = index / count.heads, head = index - entry * count.heads;
     }
+    if (RANKED) tile = visited.rank(entry, head, tile).tile;
     w.batch = entry, w.head = head * GROUP_HEADS, w.kv_head = head / count.head_group;
     const int row = w.row = tile * BM;
     const Sequence s = sequences.at(entry);
@@ -200,6 +221,7 @@ template<int BM, int BN> struct TileScheduler {
       end = max_of(last, begin) + 1, begin = first_visited(words, begin, end - 1);
     }
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
+    if (OUTWARDS) w.diagonal = max_of(min_of((last_query + scores.shift()) / BN, w.end - 1), w.begin);
     w.unmasked_begin = divide_up(all.begin, BN), w.unmasked_end = all.end / BN;
     if (Config::IN_PARTS && w.S_k == 0) w.unmasked_begin = w.unmasked_end = 0;
     return true;

@@ -545,7 +545,7 @@ MUTANTS = (
     _mutant(
         "keys-beyond-the-end",
         CONSUMER_ROWS,
-        "return (block + 1) * BN > (RAGGED ? w.S_k : score.scores.S_k);",
+        "return block * BN < all.begin || (block + 1) * BN > all.end;",
         "return false;",
         "attention-f16-64",
         "zeros beyond the last key count as keys",

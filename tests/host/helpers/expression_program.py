@@ -55,8 +55,8 @@ void blocks(const double* numbers, const Raw* arrays, const int* n, int size, fl
       for (int q = 0; q < n[2]; q += size)
         for (int k = 0; k < n[3]; k += size, at++) {{
           const auto rows = e.rows(tile, q, min_of(q + size, n[2]) - 1);
-          const int last = min_of(k + size, n[3]) - 1;
-          out[at] = e.any(tile, rows, k, last), out[total + at] = e.every(tile, rows, k, last);
+          const auto columns = e.columns(tile, k, min_of(k + size, n[3]) - 1);
+          out[at] = e.any(tile, rows, columns), out[total + at] = e.every(tile, rows, columns);
         }}
     }}
 }}

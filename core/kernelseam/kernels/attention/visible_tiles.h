@@ -8,15 +8,17 @@ struct Seen {
   bool any, every;
 };
 
-// The queries i0 … i1 of `heads` heads, from the first of `scores` on, with the keys j0 … j1; as far as the mask_mod says it.
-KS_DEVICE Seen seen_by_mask(const Scores& scores, int heads, int i0, int i1, int j0, int j1) {
+// The queries i0 … i1 of `heads` heads, from the first of `scores` on, with the keys j0 … j1; as far as the mask_mod says it. LANES
+// neighbouring lanes ask for the same ones.
+template<int LANES = 1> KS_DEVICE Seen seen_by_mask(const Scores& scores, int heads, int i0, int i1, int j0, int j1) {
   Seen seen{false, true};
 #pragma unroll 1
   for (int h = 0; h < heads && !(seen.any && !seen.every); h++) {
     const auto tile = scores.user.of_head(h);
-    const auto rows = scores.user.own.rows(tile, i0, i1);
-    seen.any |= scores.user.own.any(tile, rows, j0, j1);
-    seen.every &= scores.user.own.every(tile, rows, j0, j1);
+    const auto rows = scores.user.own.template rows<LANES>(tile, i0, i1);
+    const auto columns = scores.user.own.template columns<LANES>(tile, j0, j1);
+    seen.any |= scores.user.own.any(tile, rows, columns);
+    seen.every &= scores.user.own.every(tile, rows, columns);
   }
   return seen;
 }

@@ -88,16 +88,34 @@ template<class R> struct Ends { static KS_DEVICE R of(bool least) { return least
 template<> struct Ends<bool> { static KS_DEVICE bool of(bool least) { return !least; } };
 template<> struct Ends<i64> { static KS_DEVICE i64 of(bool least) { return least ? -(1ll << 62) : 1ll << 62; } };
 
-// The least (or the most) of the elements from a first index to a last one; NaN stays. Nothing is known of a long range.
+// Of x and y the least (or the most); NaN stays.
+template<bool LEAST, class R> KS_DEVICE R extreme(R x, R y) { return (LEAST ? y < x : y > x) || y != y ? y : x; }
+// x of the lane whose number differs by m.
+KS_DEVICE i64 swapped(i64 x, int m) { return (i64)(unsigned)shuffle_xor((int)x, m) | (i64)shuffle_xor((int)(x >> 32), m) << 32; }
+KS_DEVICE float swapped(float x, int m) { return shuffle_xor(x, m); }
+KS_DEVICE bool swapped(bool x, int m) { return shuffle_xor((int)x, m) != 0; }
+
+// The least (or the most) of the elements from a first index to a last one; NaN stays. Nothing is known of a long range. Of LANES lanes
+// with the same range each reads every LANES-th element, AT_ONCE before it compares them.
 constexpr int LONGEST_RANGE = 1024;
-template<bool LEAST, class R, class T> KS_DEVICE R extremum(const T* base, i64 stride, int extent, i64 first, i64 last) {
+template<bool LEAST, class R, int LANES, class T> KS_DEVICE R extremum(const T* base, i64 stride, int extent, i64 first, i64 last) {
+  constexpr int AT_ONCE = LANES > 1 ? 16 : 1;
   if (last - first > LONGEST_RANGE) return Ends<R>::of(LEAST);
-  R best = Loaded<R, T>::from(base[wrapped(first, extent) * stride]);
+  const i64 own = LANES > 1 ? first + lane() % LANES : first;
+  R best = Loaded<R, T>::from(base[wrapped(own < last ? own : last, extent) * stride]);
 #pragma unroll 1
-  for (i64 i = first + 1; i <= last; i++) {
-    const R x = Loaded<R, T>::from(base[wrapped(i, extent) * stride]);
-    best = (LEAST ? x < best : x > best) || x != x ? x : best;
+  for (i64 i = own + LANES; i <= last; i += AT_ONCE * LANES) {
+    R x[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+      const i64 at = i + j * LANES;
+      x[j] = Loaded<R, T>::from(base[wrapped(at < last ? at : last, extent) * stride]);
+    }
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) best = extreme<LEAST>(best, x[j]);
   }
+#pragma unroll
+  for (int m = 1; m < LANES; m *= 2) best = extreme<LEAST>(best, swapped(best, m));
   return best;
 }
 

@@ -138,8 +138,9 @@ def _key_blocks(p: AttentionProblem, tile: HopperAttentionTile) -> int:
 
 
 def _tile_words(p: AttentionProblem, tile: HopperAttentionTile) -> int:
-    """From one tile's words to the next tile's: of a mask with its rows, of 16 bytes each."""
-    words = _extents(p, tile)[3]
+    """From one tile's words to the next tile's: with its rank, and of a mask with its rows, of 16
+    bytes each."""
+    words = _extents(p, tile)[3] + 1
     if not p.spec.mask:
         return words
     return (divide_up(words, 2) + _key_blocks(p, tile) * tile.bm) * 2
@@ -163,7 +164,8 @@ def with_blocks(launches: Launches, p: AttentionProblem, tile: HopperAttentionTi
     at = divide_up(launches.workspace_bytes, WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
     entries, heads, tiles, _ = _extents(p, tile)
     visiting = replace(first, workspace={**first.workspace, "blocks": at})
-    steps = (Launch(VISIBLE_BLOCKS, p, tile, {"blocks": at}), visiting, *others)
+    own = {"blocks": at, "counter": first.workspace["counter"]}
+    steps = (Launch(VISIBLE_BLOCKS, p, tile, own), visiting, *others)
     size = entries * heads * tiles * _tile_words(p, tile) * _WORD_BYTES
     return replace(launches, steps=steps, workspace_bytes=at + size)
 
@@ -182,8 +184,8 @@ class HopperVisibleBlocks(HopperKernel):
             ("score", SCORES),
             ("sequences", SEQUENCES),
             VISITED,
-            ("q_tiles", "i32"),
-            ("heads", "i32"),
+            ("counter", "pointer"),
+            *((n, "i32") for n in ("q_tiles", "heads", "groups")),
         ),
         generated=True,
     )
@@ -234,7 +236,7 @@ class HopperVisibleBlocks(HopperKernel):
         self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device
     ) -> dict[str, int | float]:
         p = problem
-        _, heads, tiles, _ = _extents(p, tile)
+        entries, heads, tiles, _ = _extents(p, tile)
         return {
             **score_values(p),
             "S_q": p.S_q,
@@ -242,6 +244,7 @@ class HopperVisibleBlocks(HopperKernel):
             **visited_values(p, tile),
             "q_tiles": tiles,
             "heads": heads,
+            "groups": entries * heads,
         }
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
