@@ -32,8 +32,9 @@ _MOST_ELEMENTS = 32
 _TURNS = (4, 2, 1)
 """Heads of a token that lanes have one after another, where rows are computed and there are so many
 that blocks fill the device; eight are no faster."""
-_BLOCKS, _FEW_ELEMENTS = 3, 16
-"""That share a compute unit then, where a lane has at most so many elements of a row."""
+_FEW_THREADS, _BLOCKS, _FEW_ELEMENTS = 128, 6, 16
+"""Then threads of a block, and blocks that share a compute unit where a lane has at most so many
+elements of a row."""
 _AXES = ("outer", "head", "row")
 _POSITION = {"": 0, "given": 1, "lengths": 2}
 _SCALES = {"": 0, "heads": 1, "tokens": 2}
@@ -121,7 +122,7 @@ class PagedCacheDefinition(KernelDefinition):
         held = 2 * divide_up(pairs, lanes) * n  # elements of a row that a lane has
         if _computes(spec):
             blocks = _BLOCKS if held <= _FEW_ELEMENTS else 1
-            return (CacheTile(_TYPES, _THREADS, lanes, 1, blocks),)
+            return (CacheTile(_TYPES, _FEW_THREADS, lanes, 1, blocks),)
         heads = (h for h in _HEADS if h == 1 or h * held <= _MOST_ELEMENTS)
         return tuple(CacheTile(_TYPES, _THREADS, lanes, h) for h in heads)
 
