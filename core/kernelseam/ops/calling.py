@@ -37,13 +37,15 @@ from kernelseam.torch_dispatch import hand_over, recorded, stands_for_others
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What serves calls of a signature. ``given``: its options that are numbers. ``modes``: how
-    many of torch's dispatch modes are active, beside its module of forward-mode derivatives."""
+    """What serves calls of a signature. ``given``: its options that are numbers. Of torch:
+    ``forward``, its module of forward-mode derivatives; ``modes``, how many dispatch modes are
+    active; ``casts``, whether autocast is enabled, for which callers convert operands."""
 
     caller: Caller
     given: tuple[Any, ...]
     forward: Any
     modes: Callable[[], int]
+    casts: Callable[[], bool]
 
 
 class CallCache:

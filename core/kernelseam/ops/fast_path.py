@@ -47,8 +47,8 @@ def again(
         way = cache.ways.get((path, *options, *map(type, options)))
     except TypeError:  # an option that cannot be hashed
         return None
-    # guards are silent on both
-    if way is None or active() or way.forward._current_level >= 0 or way.modes():
+    # guards are silent on these
+    if way is None or active() or way.forward._current_level >= 0 or way.modes() or way.casts():
         return None
     return way.caller.again(tensors, way.given)
 
@@ -67,8 +67,9 @@ def learn(path: FastPath, options: tuple[Any, ...]) -> None:
     caller = cache.callers.get((path.work, None, None, split, others, *path.operands))
     forward: Any = sys.modules.get("torch.autograd.forward_ad")
     if caller is not None and forward is not None:
-        modes = sys.modules["torch"]._C._len_torch_dispatch_stack
-        put(cache.ways, (path, *options, *kinds), Way(caller, numbers, forward, modes))
+        torch: Any = sys.modules["torch"]._C
+        modes, casts = torch._len_torch_dispatch_stack, torch._is_any_autocast_enabled
+        put(cache.ways, (path, *options, *kinds), Way(caller, numbers, forward, modes, casts))
 
 
 # While Dynamo compiles the caller there is nothing to launch.
