@@ -100,6 +100,15 @@ def test_a_mask_that_tells_no_heads_apart_keeps_the_tiles_for_few_queries(
     assert (visible.kernel, forward.kernel) == (VISIBLE_BLOCKS, HALF)
 
 
+def test_parts_in_clusters_count_no_blocks() -> None:
+    """The blocks of a cluster have no counter, by which the last block would be known."""
+    p = replace(of(None, lambda b, h, q, kv: q // 7 == kv // 7), S_q=300, S_k=2000)
+    tile = next(t for t in HALF.few_queries if t.head_dim == 128)
+    launches = HALF.launches(p, replace(tile, parts=3, in_cluster=True), H200)
+    assert launches.zeroed_bytes == 0
+    assert launches.kernels[0].kernel is VISIBLE_BLOCKS
+
+
 def test_words_are_for_what_the_mask_tells_apart() -> None:
     """Four bytes a half word, of 32 blocks of 128 keys each, and a rank for every tile of 128
     queries. The block that ends last is known by the counter."""

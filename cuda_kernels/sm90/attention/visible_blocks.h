@@ -65,7 +65,7 @@ attention_visible_blocks_sm90_body(const ScoreArguments& score, const Sequences&
                                    int q_tiles, int heads, int groups) {
   __shared__ int buckets[WARPS][BUCKETS];
   __shared__ int found[WARPS], work, last;
-  const bool ordered = q_tiles > 1 && groups <= MOST_ORDERED;
+  const bool ordered = !Config::IN_CLUSTER && q_tiles > 1 && groups <= MOST_ORDERED;  // in clusters all tiles run at once
   const int parts = Config::MASK ? 4 * visited.words : 1, part = block_index() % parts, place = block_index() / parts;
   const int tile = place % q_tiles, own_head = place / q_tiles % heads, entry = place / q_tiles / heads, warp = warp_index();
   const Sequence own = sequences.at(entry);
@@ -104,8 +104,8 @@ attention_visible_blocks_sm90_body(const ScoreArguments& score, const Sequences&
     for (int at = warp; at < 4 * visited.words; at += WARPS) {
       const int j0 = (8 * at + lane() / TOGETHER) * BN;
       Seen seen = of_band(j0);
-      if (__any_sync(~0u, seen.any)) {
-        if (Expression::HAS_MASK) seen = both(seen, seen_by_mask<TOGETHER>(scores, GROUP_HEADS, i0, i1, j0, last_key(j0)));
+      if (__any_sync(~0u, seen.any)) {  // heads that share rows see the same
+        if (Expression::HAS_MASK) seen = both(seen, seen_by_mask<TOGETHER>(scores, 1, i0, i1, j0, last_key(j0)));
       }
       // A byte of the answers of every fourth lane.
       auto byte = [](bool x) {

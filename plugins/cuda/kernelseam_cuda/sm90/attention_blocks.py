@@ -164,7 +164,7 @@ def with_blocks(launches: Launches, p: AttentionProblem, tile: HopperAttentionTi
     at = divide_up(launches.workspace_bytes, WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
     entries, heads, tiles, _ = _extents(p, tile)
     visiting = replace(first, workspace={**first.workspace, "blocks": at})
-    own = {"blocks": at, "counter": first.workspace["counter"]}
+    own = {"blocks": at, "counter": first.workspace.get("counter", at)}  # else it counts nothing
     steps = (Launch(VISIBLE_BLOCKS, p, tile, own), visiting, *others)
     size = entries * heads * tiles * _tile_words(p, tile) * _WORD_BYTES
     return replace(launches, steps=steps, workspace_bytes=at + size)
