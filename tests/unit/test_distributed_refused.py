@@ -328,3 +328,23 @@ def test_calls_like_one_before_are_told_from_others(alone: Any) -> None:
     for scale in range(1, 40):
         distributed_misuse.call(alone, "attention", scale=float(scale))
     assert len(calls._setups) == calls._SETUPS
+
+
+def test_equal_meshes_of_other_groups_are_told_apart(alone: Any) -> None:
+    """torch takes meshes of the same ranks for equal; what was destroyed is refused each time."""
+    from kernelseam.distributed import calls
+    from torch.distributed.device_mesh import DeviceMesh
+
+    groups = [dist.new_group([0]) for _ in range(2)]
+    meshes = [DeviceMesh.from_group(x, "cpu") for x in groups]
+    assert meshes[0] == meshes[1] and groups[0] != groups[1]
+    calls._setups.clear()
+    for mesh in meshes * 2:
+        distributed_misuse.call(mesh, "attention")
+    assert [x.around.axis.group for x in calls._setups.values()] == groups
+    distributed_misuse.call(groups[1], "attention")
+    dist.destroy_process_group(groups[1])
+    for gone in (meshes[1], groups[1]):
+        with pytest.raises(InvalidValue, match=r"^group = a group that was destroyed: must be a g"):
+            distributed_misuse.call(gone, "attention")
+    distributed_misuse.call(meshes[0], "attention")

@@ -22,11 +22,12 @@ from kernelseam.distributed.checks import band_of, check_rows, checked, is_balan
 from kernelseam.distributed.operands import check_axes, check_own
 from kernelseam.distributed.options import DistributedOptions
 from kernelseam.distributed.plan import Mask
-from kernelseam.distributed.ranks import axes_of
+from kernelseam.distributed.ranks import axes_of, current_group
 from kernelseam.distributed.running import Setup, ShardedAttention
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import MaskMod, ScoreMod
 from kernelseam.interop.torch_function import plain_kind
+from kernelseam.ops.array_call import put
 from kernelseam.ops.signatures import Sharded
 
 Tensor = Any
@@ -110,9 +111,7 @@ def attention(
 
     call = agree(everyone, flag("check", check), make)
     if key is not None and call.inner.size == 1:
-        while len(_setups) >= _SETUPS:
-            del _setups[next(iter(_setups))]
-        _setups[key] = call.setup(q, k, v)
+        put(_setups, key, call.setup(q, k, v), _SETUPS)
     return call.run()
 
 
@@ -120,8 +119,11 @@ def _key(operands: tuple[Any, ...], of: tuple[Any, ...], options: dict[str, Any]
     """What tells a call of q, k and v alone from others, where torch neither traces nor casts."""
     if plain_kind(*operands) is None or any(options.get(n) is not None for n in _OPERANDS):
         return None
+    if (known := current_group(of[0])) is None:
+        return None
     key = (
         *of,
+        known,
         *[(x.shape, x.dtype, x.device) for x in operands],
         *[(n, type(x), x) for n, x in options.items()],
     )

@@ -67,8 +67,8 @@ def axis_of(group: Any, field: str = "group") -> Axis:
     """The processes of a ProcessGroup or of a one-dimensional DeviceMesh.
 
     Raises InvalidValue where torch.distributed is not initialised, for what is no group, for a
-    group that this process is not part of, and for a mesh that lists its ranks in another order
-    than by number.
+    group that was destroyed or that this process is not part of, and for a mesh that lists its
+    ranks in another order than by number.
     """
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
@@ -79,7 +79,6 @@ def axis_of(group: Any, field: str = "group") -> Axis:
                 "Name the one that the sequence is sharded over: mesh['…']",
             )
         _check_order(group, field)
-        group = group.get_group()
     if not (dist.is_available() and dist.is_initialized()):
         raise InvalidValue(
             field,
@@ -87,15 +86,36 @@ def axis_of(group: Any, field: str = "group") -> Axis:
             "torch.distributed has no process group yet",
             "Call torch.distributed.init_process_group() in every process, started by torchrun",
         )
-    if not isinstance(group, dist.ProcessGroup):
+    if not isinstance(group, dist.ProcessGroup | DeviceMesh):
         raise InvalidValue(
             field,
             type(group).__name__,
             "must be a ProcessGroup that this process is part of, or a dimension of a DeviceMesh",
             "Pass torch.distributed.group.WORLD, what new_group() gave, or mesh['…']",
         )
-    rank = dist.get_rank(group)
+    known = current_group(group)
+    if known is None:
+        raise InvalidValue(
+            field,
+            "a group that was destroyed",
+            "must be a group that torch.distributed has",
+            "Make the group or the mesh again",
+        )
+    group, rank = known, dist.get_rank(known)
     return Axis(group, tuple(range(dist.get_world_size(group))), rank)
+
+
+def current_group(group: Any) -> Any:
+    """The ProcessGroup that a group or a mesh of one dimension stands for now; None where torch has
+    it no more, or for what is neither. Equal meshes may stand for different groups."""
+    try:
+        found = group.get_group() if isinstance(group, DeviceMesh) else group
+        if isinstance(found, dist.ProcessGroup):
+            dist.get_rank(found)
+            return found
+    except (RuntimeError, ValueError):
+        pass
+    return None
 
 
 def _check_order(mesh: DeviceMesh, field: str) -> None:
