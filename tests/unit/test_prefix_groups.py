@@ -183,6 +183,12 @@ def test_ancestors_are_checked() -> None:
         kernelseam.tree_mask(np.zeros(5, np.int32), lengths)
     with pytest.raises(InvalidValue, match=r"must be \[T\] with cu_seqlens_q"):
         kernelseam.tree_mask(np.zeros((2, 5), np.int32), lengths, np.zeros(3, np.int32))
+    for dtype, most in ((np.int32, 32), (np.int64, 64)):
+        kernelseam.tree_mask(np.zeros((2, most), dtype), lengths)
+        with pytest.raises(InvalidValue, match=rf"\[2, {most + 1}\]: must be .* n up to {most} of"):
+            kernelseam.tree_mask(np.zeros((2, most + 1), dtype), lengths)
+    with pytest.raises(InvalidValue, match=r"^ancestors = of int16: must be int32 or int64\. "):
+        kernelseam.tree_mask(np.zeros((2, 5), np.int16), lengths)
 
 
 def test_drafts_beyond_32_see_their_ancestors() -> None:

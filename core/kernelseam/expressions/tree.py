@@ -13,6 +13,7 @@ from kernelseam.expressions.scores import MaskMod
 
 MOST_DRAFTS = 64
 """Of an entry: bits of an int64."""
+_BITS = {"int32": 32, "int64": MOST_DRAFTS}
 
 
 def tree_ancestors(parents: Any) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
@@ -52,15 +53,20 @@ def tree_mask(ancestors: Any, kv_lengths: Any, cu_seqlens_q: Any = None) -> Mask
     """A ``mask_mod`` for ``attention_paged`` (with ``causal=False``) whose queries are drafts: each
     sees the keys before the drafts, and of these its ancestors and itself.
 
-    ``ancestors`` int32 or int64 [B, n] as ``tree_ancestors`` makes them: an entry's drafts are its
-    n queries and its last n keys. With ``cu_seqlens_q`` int32 [B + 1] entries have numbers of
-    drafts of their own, and ``ancestors`` is [T]. ``kv_lengths`` int32 [B] counts the drafts. All
-    are on the device of q; contents may change between calls and between replays of a graph.
-    Raises InvalidValue.
+    ``ancestors`` int32 [B, n], n up to 32, or int64, n up to 64, as ``tree_ancestors`` makes them:
+    an entry's drafts are its n queries and its last n keys. With ``cu_seqlens_q`` int32 [B + 1]
+    entries have numbers of drafts of their own, each up to as many, and ``ancestors`` is [T].
+    ``kv_lengths`` int32 [B] counts the drafts. All are on the device of q; contents may change
+    between calls and between replays of a graph. Raises InvalidValue.
     """
+    dtype = str(ancestors.dtype).removeprefix("torch.")
+    if dtype not in _BITS:
+        raise InvalidValue(
+            "ancestors", f"of {dtype}", "must be int32 or int64", "Take what tree_ancestors makes"
+        )
     shape, rank = tuple(ancestors.shape), 2 if cu_seqlens_q is None else 1
-    if len(shape) != rank or (rank == 2 and shape[1] > MOST_DRAFTS):
-        rule = f"must be [B, n], n up to {MOST_DRAFTS}"
+    if len(shape) != rank or (rank == 2 and shape[1] > _BITS[dtype]):
+        rule = f"must be [B, n], n up to {_BITS[dtype]} of {dtype}"
         if rank == 1:
             rule = "must be [T] with cu_seqlens_q"
         raise InvalidValue(
