@@ -15,7 +15,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.overlap import proven_overlap
 from kernelseam.planning import Call, Plan
-from kernelseam.planning.calls import BoundLaunches
+from kernelseam.planning.bound import BoundLaunches
 from kernelseam.planning.streams import stream_handle
 from kernelseam.planning.workspace import allocate
 

@@ -9,20 +9,19 @@ tensors' dtypes find a `_Kind`, its extents, strides and numbers a class and the
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
 from kernelseam.arrays import torch as torch_arrays
-from kernelseam.arrays.guards import Guard, guard_maker, never, tensor_guard
+from kernelseam.arrays.guards import Guard, guard_maker, tensor_guard
 from kernelseam.contract import ArrayInfo, FastRuntime
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import new_lock
 from kernelseam.ops import array_call
 from kernelseam.ops.array_call import ArrayCall, Infos, put
-from kernelseam.ops.on_torch import Enqueue, OnTorch, Zeroed, none_zeroed
+from kernelseam.ops.known_call import KnownCall, repeat_of, repeat_of_planned
+from kernelseam.ops.on_torch import OnTorch, Zeroed, none_zeroed
 from kernelseam.ops.operation import ByNumbers, cleared_in
 from kernelseam.ops.repeat import ALIGNMENT, Repeat
 from kernelseam.ops.split import Split, split_of
@@ -42,34 +41,6 @@ _FEW_TENSORS = 16
 """Of calls with more, which lists of products are, so many times fewer are kept."""
 
 
-class _Known:
-    """Calls of known numbers, at any addresses."""
-
-    __slots__ = ("again", "function", "given", "holds", "numbers")
-
-    def __init__(
-        self, function: Function, given: tuple[Any, ...], numbers: tuple[Any, ...]
-    ) -> None:
-        self.function, self.given, self.numbers = function, given, numbers
-        self.holds: Guard = never
-        """Whether tensors are like those of such a call."""
-        self.again: Callable[..., Packed | None] = self._first
-        """``again(empty, zeroed, *addresses)``: as ``function.run`` with ``once``."""
-
-    def _first(self, *given: Any) -> Packed | None:
-        function, numbers, again = self.function, self.numbers, None
-        if function.fixed is not None:
-            with suppress(Exception):  # as of a tensor map that the driver refuses
-                again = function.fixed(*numbers)
-        run, once = function.run, function.once
-        self.again = again or (lambda *made_by: run(once, *made_by, *numbers))
-        return self.again(*given)
-
-    def kept(self, *given: Any) -> Packed | None:
-        """As ``again``, of launches that may be kept."""
-        return self.function.run(self.function.kept, *given, *self.numbers)
-
-
 class _Kind:
     """Calls of one signature on tensors of the same dtypes, numbers of axes and device."""
 
@@ -82,11 +53,11 @@ class _Kind:
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
         self.own = list[Function]()
         """That of a ``ByNumbers``, if the signature has one."""
-        self.known: dict[tuple[Any, ...], Function | _Known] = {}
+        self.known: dict[tuple[Any, ...], Function | KnownCall] = {}
         """What served calls of these numbers last: known where they came again."""
         self.last: tuple[Any, ...] = ()
         """The numbers of the last call whose numbers were read."""
-        self.latest: _Known | None = None
+        self.latest: KnownCall | None = None
         """Calls of numbers that came twice in a row, or come where such did: their tensors' guard
         is asked, and they are not read."""
         self.runs = False
@@ -95,14 +66,14 @@ class _Kind:
 
     def again(
         self,
-        known: Function | _Known,
+        known: Function | KnownCall,
         numbers: tuple[Any, ...],
         given: tuple[Any, ...],
         tensors: tuple[Any, ...],
-    ) -> _Known:
+    ) -> KnownCall:
         """Calls of numbers that ``known`` served last. ``given``: those of options."""
         if isinstance(known, Function):
-            self.known[numbers] = known = _Known(known, given, numbers)
+            self.known[numbers] = known = KnownCall(known, given, numbers)
         if self.last == numbers or self.runs:
             known.holds, self.runs = self.guard_of(tensors), False
             self.latest = known
@@ -272,7 +243,7 @@ class Caller:
             elif not (zeroes := function.zeroes and stream is None) or on.zeroed(0):
                 # not a graph's call, whose workspace is larger
                 what = on, made, workspace, self._places, self._cleared
-                repeat = _repeat_of(known or _Known(function, given, numbers), *what, zeroes)
+                repeat = repeat_of(known or KnownCall(function, given, numbers), *what, zeroes)
                 put(self.recent, place, (repeat, kind.guard_of(tensors)), self._most)
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
@@ -359,7 +330,7 @@ class Caller:
                 self._trace(kind, infos, tensors, pointers, options, planned)
             layouts = torch_arrays.layouts(tensors)
             if layouts is not None and not any(not x or x % ALIGNMENT for x in pointers):
-                repeat = _repeat_of_planned(planned, infos, workspace, kind.on, self._cleared)
+                repeat = repeat_of_planned(planned, infos, workspace, kind.on, self._cleared)
                 put(self._layouts, (*given, *layouts), repeat)
 
     def _trace(
@@ -385,80 +356,3 @@ class Caller:
 
         given, _ = split_of(options).parted(options)
         kind.learn(pointers, (*given, *kind.read(tensors)), trace)
-
-
-class _At:
-    """A tensor of which only the address is asked for."""
-
-    __slots__ = ("_address",)
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def data_ptr(self) -> int:
-        return self._address
-
-
-def _repeat_of(
-    known: _Known,
-    on: OnTorch,
-    made: tuple[Any, ...],
-    workspace: Any,
-    places_of: Mapping[str, int],
-    cleared: tuple[str, ...],
-    zeroes: bool,
-) -> Repeat:
-    """Of a call that a function served."""
-    function = known.function
-    if function.stages:
-        workspace = None  # is copied, once for all
-    layouts = [(x.shape, x.stride(), x.dtype) for x in (*made, workspace) if x is not None]
-    shapes = [
-        (name, partial(on.empty, tuple(shape), strides, dtype))
-        for name, (shape, strides, dtype) in zip((*function.results, ""), layouts, strict=False)
-    ]
-
-    def bind(pointers: list[int], places: list[int], zeroed: int, kept: bool) -> Enqueue | None:
-        at = map(_At, places)
-        made_by = (lambda *layout: next(at)), (lambda size: on.zeroed(size) and zeroed)
-        try:
-            packed = (known.kept if kept else known.again)(*made_by, *pointers)
-        except Exception:
-            return None
-        if packed is None:
-            return None
-        launches = in_order(packed[2])
-        return partial(_over, packed[1], launches) if function.stages else launches
-
-    written = [places_of[n] for n in function.written]
-    return Repeat(on, tuple(shapes), bind, written, cleared, zeroes=zeroes, stages=function.stages)
-
-
-def _over(memory: Any, launches: Enqueue, handle: int) -> None:
-    """Run launches over memory, which lives as long as they do."""
-    launches(handle)
-
-
-def _repeat_of_planned(
-    planned: ArrayCall,
-    infos: Infos,
-    workspace: ArrayInfo | None,
-    on: OnTorch,
-    cleared: tuple[str, ...],
-) -> Repeat:
-    """Of a planned call, for tensors at any addresses."""
-    torch: Any = sys.modules["torch"]
-    made = [(r.name, infos[r.name]) for r in planned.results]
-    made += [] if workspace is None else [("", workspace)]
-    shapes = tuple(
-        [(n, partial(on.empty, x.shape, x.strides, getattr(torch, x.dtype.value))) for n, x in made]
-    )
-    names, places_of = tuple(infos), len(planned.results)
-    written = [names.index(n) for n in planned.written]
-
-    def bind(pointers: list[int], places: list[int], zeroed: int, kept: bool) -> Enqueue | None:
-        addresses = dict(zip(names, (*pointers, *places[:places_of]), strict=True))
-        key = (planned, places[-1] if workspace is not None else 0)
-        return planned.bind_addresses(addresses, key, {}).run
-
-    return Repeat(on, shapes, bind, written, cleared, keeps=True)

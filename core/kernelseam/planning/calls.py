@@ -1,5 +1,4 @@
-"""``Plan``, ``BoundLaunches``: its launches with addresses, and ``Call``: a plan that a user has
-bound."""
+"""``Plan``, and ``Call``: a plan that a user has bound."""
 
 from __future__ import annotations
 
@@ -27,9 +26,10 @@ from kernelseam.dispatch import Choice
 from kernelseam.errors import CallInUse, InvalidValue, copy_error
 from kernelseam.forking import cached_property
 from kernelseam.known_problems import KnownLaunches
-from kernelseam.launch_trace import Recording, TracedProblem, active
+from kernelseam.launch_trace import TracedProblem, active
 from kernelseam.memset import MemsetStep
-from kernelseam.planning.binding import bound_step, in_order
+from kernelseam.planning.binding import bound_step
+from kernelseam.planning.bound import BoundLaunches
 from kernelseam.planning.checks import check_operands
 from kernelseam.planning.streams import call_state, stream_handle
 from kernelseam.planning.workspace import (
@@ -219,49 +219,6 @@ class Plan:
         raise copy_error(
             "a plan", "Plan the descriptor again, which is cheap while its plan is cached"
         )
-
-
-class BoundLaunches:
-    """The launches of one plan, or of several in order, bound to memory."""
-
-    __slots__ = ("_steps", "check_contents", "launches", "plans", "run", "workspace")
-
-    def __init__(
-        self,
-        steps: tuple[Step, ...] | Callable[[], tuple[Step, ...]],
-        launches: tuple[Callable[[int], None], ...],
-        workspace: int = 0,
-        check_contents: Callable[[], None] | None = None,
-        plans: tuple[Plan, ...] = (),
-    ) -> None:
-        """``steps``: those of the launches, or a function that finds them."""
-        self._steps, self.launches, self.run = steps, launches, in_order(launches)
-        self.plans = plans  # for traces
-        self.workspace, self.check_contents = workspace, check_contents
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """What the launches were bound from."""
-        if callable(self._steps):
-            self._steps = self._steps()
-        return self._steps
-
-    @property
-    def records(self) -> tuple[LaunchRecord, ...]:
-        """The launches, in order."""
-        return tuple(s.record for s in self.steps)
-
-    def launch(self, handle: int) -> None:
-        """Launch on a stream of the device, which must be current; record the launches in active
-        traces."""
-        self.run(handle)
-        if traced := active():
-            self.record(traced)
-
-    def record(self, traced: Sequence[Recording]) -> None:
-        """Add the launches to these traces."""
-        for recording in traced:
-            recording.add(self.records, [p.traced_problem for p in self.plans])
 
 
 _CHECKED = (
