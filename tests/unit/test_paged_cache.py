@@ -236,6 +236,7 @@ def refused(**changed: Any) -> Callable[[], Any]:
             ),
             "rotary",
         ),
+        (refused(rotary=tuple(x[:0] for x in tables())), "rotary.* 0: must be 1 or more, as there"),
         (
             refused(rotary=tuple(x[:2] for x in tables())),
             r"the position of token\[0, 2\] = 2: must be from 0 to 1, as rotary",

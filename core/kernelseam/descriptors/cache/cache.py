@@ -119,6 +119,9 @@ class PagedCache(RotatedRows[PagedCacheProblem]):
         dim_v = dim if self.value_dim is None else extent("value_dim", self.value_dim)
         pages, size = extent("pages", self.pages), extent("page_size", self.page_size, 1)
         rotary, rotary_dim, max_position = self._rotation(dim)
+        if rotary and batch * S and not max_position:  # tokens without a place read a row, too
+            rule = "must be 1 or more, as there are tokens"
+            raise InvalidValue("max_position", 0, rule, "Give a row of cos for each position")
         scales = self._scales(dtype, pages_dtype)
         norm = None
         if self.k_norm is not None:
