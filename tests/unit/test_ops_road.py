@@ -516,6 +516,14 @@ def test_tensors_are_cleared_whatever_their_number() -> None:
         assert not any(x.any() for x in given)
 
 
+def test_guards_of_tensors_that_repeat_are_of_bounded_number() -> None:
+    x, other = torch.zeros(2), torch.zeros(2)
+    for n in range(2, 100):
+        holds = guards.tensor_guard([x] * n)
+        assert holds(*[other] * n) and not holds(*[other] * (n - 1), x)
+    assert guards._asked.cache_info().currsize <= 64
+
+
 def test_guards_that_hold_for_everything_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     find = guards._guards.__wrapped__
     theirs = torch._C._dynamo.guards

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -46,7 +46,7 @@ def guard_maker(tensors: Sequence[Any], loses: bool = True) -> Callable[..., Gua
     return make
 
 
-@cache
+@lru_cache(maxsize=64)
 def _asked(first: tuple[int, ...]) -> Callable[[Guard, Callable[[], bool]], Guard]:
     """``guard(holds, lost)`` of tensors that are each the one at this place among them, of which
     ``holds`` is asked for those that come first. One function, as guards are asked where all is
