@@ -41,7 +41,7 @@ def problem(**fields: Any) -> Any:
 def listed(*sizes: tuple[int, int, int], **fields: Any) -> Any:
     """Products of these M, N and K."""
     m, n, k = zip(*sizes, strict=True)
-    places = range(1 << 32, 1 << 62, 1 << 32)
+    places = range(1 << 48, 1 << 62, 1 << 48)
     addresses = {f"{x}_ptrs": [*places[i::3][: len(sizes)]] for i, x in enumerate("ABC")}
     given = {"M": list(m), "N": list(n), "K": list(k), "dtype": "bfloat16", **addresses}
     return GroupedGemmPointers(**{**given, **fields}).problem()
@@ -159,11 +159,17 @@ EVEN, SKEWED = ((1024, 14336, 4096),) * 8, (600, 200, 2400, 1024, 96, 1800, 1500
         (EVEN * 129, {}, "1032 groups: it takes 1024"),
         (((64, 64, 0),), {}, "there is nothing to multiply"),
         (EVEN, {"alpha": 0.0}, "there is nothing to multiply"),
+        (((2**31 - 1, 8, 8), (64, 8192, 2**23)), {}, "M = 2147483647: it takes less than 2**30"),
         (((128, 256, 60),), {}, "rows of A at multiples of 2 bytes: TMA takes multiples of 16"),
     ],
 )
 def test_which_lists_it_takes(sizes: Any, fields: dict[str, Any], reason: str | None) -> None:
     assert LISTS.refuse(listed(*sizes, **fields), ROW) == reason
+
+
+def test_lists_of_a_class_with_larger_products_are_not_taken_as_known() -> None:
+    known, larger = (listed((m, 8, 8), (64, 8192, 2**23)) for m in (2**30 - 1, 2**30))
+    assert [LISTS.takes(p, GROUPED[0], ROW, H200) for p in (known, larger)] == [True, False]
 
 
 def test_which_tiles_store_products_of_a_list() -> None:

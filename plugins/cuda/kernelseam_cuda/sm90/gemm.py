@@ -78,7 +78,7 @@ from kernelseam_cuda.sm90.tiles import REGISTERS, HopperGemmTile
 
 _FEW_ROWS = 64
 """Of A that blocks share: of more, wider tiles read B less often."""
-_MAX_EXTENT = 2**30
+MAX_EXTENT = 2**30
 """Rows and columns: a tile's place, and its end, are 32-bit."""
 _FAST_MEMORY = 4e12
 """Bytes a second. Where memory is slower, a tile of a result that is most of what is moved has a
@@ -428,7 +428,7 @@ def refuse_extents(p: GemmProblem) -> str | None:
     if not (p.M and p.N and p.results and p.reads_inputs):
         return "there is nothing to multiply"
     for name, n in (("M", p.M), ("N", p.N)):
-        if n >= _MAX_EXTENT:
+        if n >= MAX_EXTENT:
             return f"{name} = {n}: it takes less than 2**30"
     return None
 

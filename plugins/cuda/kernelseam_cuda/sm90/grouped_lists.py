@@ -27,7 +27,7 @@ from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.constants import HOPPER
-from kernelseam_cuda.sm90.gemm import HopperGemm
+from kernelseam_cuda.sm90.gemm import MAX_EXTENT, HopperGemm, refuse_extents
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
 from kernelseam_cuda.sm90.gemm_maps import MAPS, list_tensor_maps
 from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, order_values, slice_of
@@ -146,6 +146,9 @@ class HopperListedGemm(KernelDefinition):
             return "there is nothing to multiply"
         if reason := _GEMM.refuse(replace(p.even, M=max(p.even.M, 1), K=max(p.even.K, 1)), row):
             return reason
+        m, n, k = p.most
+        if reason := refuse_extents(replace(p.even, M=m, N=n, K=k)):
+            return reason
         if not self.offered(p):
             return f"it needs {MAX_TILES} tiles or more"
         a, b, c = (max(rows) for rows in zip(*p.row_strides, strict=True))
@@ -173,7 +176,8 @@ class HopperListedGemm(KernelDefinition):
         row: ArchRow,
         device: Device,
     ) -> bool:
-        return problem.groups <= MAX_GROUPS and self.stores(problem, tile)
+        few = problem.groups <= MAX_GROUPS and max(problem.most[:2]) < MAX_EXTENT
+        return few and self.stores(problem, tile)
 
     def tile(
         self, problem: GroupedGemmPointersProblem, row: ArchRow, device: Device
