@@ -13,6 +13,7 @@ import kernel_table
 import pytest
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
+from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, SlowBinary
@@ -39,7 +40,8 @@ from kernelseam_cuda.sm90.attention_tiles import (  # noqa: E402
     HopperLatentTile,
     HopperWideBackwardTile,
 )
-from kernelseam_cuda.sm90.tiles import GEMM, HopperGemmTile, HopperTf32Tile  # noqa: E402
+from kernelseam_cuda.sm90.grouped import HopperGroupedGemm  # noqa: E402
+from kernelseam_cuda.sm90.tiles import GEMM, GROUPED, HopperGemmTile, HopperTf32Tile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
@@ -47,6 +49,7 @@ from order import ptx, violations  # noqa: E402
 from sm90_gradient_mutants import FOLDER  # noqa: E402
 from sm90_latent_mutants import KERNEL as LATENT_KERNEL  # noqa: E402
 from sm90_mutants import (  # noqa: E402
+    GEMM_CONSUMER,
     LUCK,
     MUTANTS,
     ORDER,
@@ -230,6 +233,25 @@ def test_bugs_of_order_are_found(kind: str, bugs: list[Mutant]) -> None:
     expected = {SAID[m.name] for m in bugs}
     assert expected <= set(order_of(made, tile))
     assert not expected & set(before)
+
+
+def test_rows_that_are_left_out_are_handed_back_by_all_who_waited_for_them() -> None:
+    """No products keep a consumer's warps together there, and one that is a lap of the ring behind
+    would wait for a phase that has passed."""
+    kernel, tile = HopperGroupedGemm(), GROUPED[1]
+    product = GemmSpec(DType.bfloat16, DType.bfloat16, DType.float32)
+    made = bundle(kernel, GroupedGemmSpec("m", product), tile, TOOLCHAIN, "sm_90a")
+    alone = Mutant(
+        "left-out-alone",
+        GEMM_CONSUMER,
+        "ring.wait_full(state), named_barrier_sync(1 + group, 128);",
+        "ring.wait_full(state);",
+        "",
+        "",
+        "a consumer's first warp hands back what the others may still wait for",
+    )
+    said = "a slot is handed back before all who wait for it have met"
+    assert [order_of(x, tile) for x in (made, alone(made))] == [[], [said]]
 
 
 @pytest.mark.slow("a compilation each: every run plants several at once")

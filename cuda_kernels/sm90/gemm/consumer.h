@@ -374,7 +374,7 @@ struct Consumer {
     if (PING_PONG) named_barrier_sync(TURN + group, CONSUMERS);
 #pragma unroll 1
     for (int stages = slices_of(a, p) + a.source_stages(); stages > 0; stages--, state.advance()) {
-      ring.wait_full(state);
+      ring.wait_full(state), named_barrier_sync(1 + group, 128);  // all four warps saw it full: no products keep them together
       if (Config::IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS), named_barrier_arrive(TURN + 1 - group, CONSUMERS);
       release(state);
     }

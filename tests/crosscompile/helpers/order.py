@@ -89,7 +89,7 @@ def violations(
     ``exchanged``: so does a meeting, of fragments that others multiply or have multiplied; factors
     may be copied by threads; a step's scores begin in two parts; and what a warp stores right
     behind a meeting of its own is for itself. ``gathered``: one thread arrives for all warps that
-    read fragments.
+    read fragments, or that wait.
     """
     results: list[str] = []
 
@@ -108,6 +108,7 @@ def violations(
     running = begun = leaving = 0  # groups of products, all and of this step; groups of stores
     given = False  # whether fragments were written since the last meeting, which hands them over
     own = False  # whether a warp has just met, and then done nothing but store
+    last = ""
     for word, number in steps(text):
         own = word == "warp meeting" or (own and word == "plain store")
         if word == "init":
@@ -182,8 +183,13 @@ def violations(
                 met or not gathered,
                 "a slot is handed back before all who read fragments there have met",
             )
+            rule(
+                last != "await" or not gathered,
+                "a slot is handed back before all who wait for it have met",
+            )
             plain, together = True, together and word == "arrive"
         elif word == "exit":
             rule(waited, "a block ends with stores on their way")
             rule(together, "a block ends while others may arrive at its barriers")
+        last = word
     return results
