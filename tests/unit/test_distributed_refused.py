@@ -348,3 +348,10 @@ def test_equal_meshes_of_other_groups_are_told_apart(alone: Any) -> None:
         with pytest.raises(InvalidValue, match=r"^group = a group that was destroyed: must be a g"):
             distributed_misuse.call(gone, "attention")
     distributed_misuse.call(meshes[0], "attention")
+    both = DeviceMesh.from_group(
+        [groups[0], dist.new_group([0])], "cpu", mesh=[[0]], mesh_dim_names=("ring", "heads")
+    )
+    distributed_misuse.call(both, "attention", method="mesh")
+    dist.destroy_process_group(groups[0])
+    with pytest.raises(InvalidValue, match=r"^group = a group that was destroyed: "):
+        distributed_misuse.call(both, "attention", method="mesh")

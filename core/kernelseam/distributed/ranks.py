@@ -59,8 +59,8 @@ def axes_of(group: Any) -> tuple[Axis, tuple[Axis, Axis] | None]:
             "must name its two dimensions, so that torch makes a group of all its ranks",
             'Make it with mesh_dim_names=("ring", "heads")',
         )
-    ring, heads = axis_of(group.get_group(0)), axis_of(group.get_group(1))
-    return axis_of(group._flatten().get_group()), (ring, heads)
+    ring, heads = _axis(group, "group", 0), _axis(group, "group", 1)
+    return _axis(group._flatten(), "group"), (ring, heads)
 
 
 def axis_of(group: Any, field: str = "group") -> Axis:
@@ -79,6 +79,11 @@ def axis_of(group: Any, field: str = "group") -> Axis:
                 "Name the one that the sequence is sharded over: mesh['…']",
             )
         _check_order(group, field)
+    return _axis(group, field)
+
+
+def _axis(group: Any, field: str, dim: int | None = None) -> Axis:
+    """``dim``: of a mesh of several."""
     if not (dist.is_available() and dist.is_initialized()):
         raise InvalidValue(
             field,
@@ -93,7 +98,7 @@ def axis_of(group: Any, field: str = "group") -> Axis:
             "must be a ProcessGroup that this process is part of, or a dimension of a DeviceMesh",
             "Pass torch.distributed.group.WORLD, what new_group() gave, or mesh['…']",
         )
-    known = current_group(group)
+    known = current_group(group, dim)
     if known is None:
         raise InvalidValue(
             field,
@@ -101,15 +106,15 @@ def axis_of(group: Any, field: str = "group") -> Axis:
             "must be a group that torch.distributed has",
             "Make the group or the mesh again",
         )
-    group, rank = known, dist.get_rank(known)
-    return Axis(group, tuple(range(dist.get_world_size(group))), rank)
+    return Axis(known, tuple(range(dist.get_world_size(known))), dist.get_rank(known))
 
 
-def current_group(group: Any) -> Any:
-    """The ProcessGroup that a group or a mesh of one dimension stands for now; None where torch has
-    it no more, or for what is neither. Equal meshes may stand for different groups."""
+def current_group(group: Any, dim: int | None = None) -> Any:
+    """The ProcessGroup that a group or a dimension of a mesh, its only one where ``dim`` is None,
+    stands for now; None where torch has it no more, or for what is neither. Equal meshes may stand
+    for different groups."""
     try:
-        found = group.get_group() if isinstance(group, DeviceMesh) else group
+        found = group.get_group(dim) if isinstance(group, DeviceMesh) else group
         if isinstance(found, dist.ProcessGroup):
             dist.get_rank(found)
             return found
