@@ -1,5 +1,6 @@
 """Hopper's attention under masks that are no bands, on the host: tiles in the order of their work,
-ranges of captured arrays that lanes read together, and blocks of keys from the diagonal outwards.
+ranges of captured arrays that lanes read together, blocks of keys from the diagonal outwards, and
+weights of keys that a mask hides beside a softcap.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
+from kernelseam_cuda.sm90.attention_softcap import small_cap  # noqa: E402
 from mutant import Mutant  # noqa: E402
 from sm90_probe import TILES_CONSTANTS, Change, as_it_is, run  # noqa: E402
 
@@ -35,6 +37,31 @@ KS_KERNEL(16, 1) probe(const i64* n, i64* out) {
   WorkTile w{};
   w.begin = (int)n[0], w.end = (int)n[1], w.diagonal = (int)n[2];
   for (int left = w.end - 1; left >= w.begin; left--) *out++ = w.visited(left);
+}"""
+
+HIDDEN_BESIDE_CAP = """
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+template<class T> struct Mma;
+KS_DEVICE int __all_sync(unsigned m, int x) { return __ballot_sync(m, x) == (1u << WARP) - 1; }
+KS_DEVICE int __any_sync(unsigned m, int x) { return __ballot_sync(m, x) != 0; }
+KS_DEVICE float fmaxf(float x, float y) { return __builtin_fmaxf(x, y); }
+KS_DEVICE float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+#include "sm90/attention/score.h"
+KS_KERNEL(16, 1) probe(float* s, const i64* seen, const float* n) {
+  const SmallCap small_cap{n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]};
+  const ScoreArguments arguments{};
+  Scores scores{};
+  scores.cap = n[10], scores.cap_inverse = n[11];
+  const TileScore<32> score{scores, small_cap, arguments};
+  TileScore<32>::Rows rows{};
+  rows.mask[0] = (u32)seen[2 * thread_index()], rows.mask[1] = (u32)seen[2 * thread_index() + 1];
+  float x[16], m[2] = {n[12], n[12]}, sum[2];
+  for (int i = 0; i < 16; i++) x[i] = s[16 * thread_index() + i];
+  const auto form = score.begin<true>(x, {1.f, 1.f}, rows, score.ahead<true>(rows, 0), 0);
+  if (n[13] != 0.f) score.exponentials<0, 16, true>(x, m, sum, form);
+  else score.exponentials<0, 16, false>(x, m, sum, form);
+  for (int i = 0; i < 16; i++) s[16 * thread_index() + i] = x[i];
 }"""
 
 
@@ -80,10 +107,30 @@ def check_outwards(change: Change) -> None:
         assert found.tolist() == [*range(diagonal, begin - 1, -1), *range(diagonal + 1, end)]
 
 
+def check_hidden_beside_cap(change: Change) -> None:
+    """Of products for which either polynomial or tanh itself serves, in steps with maxima and in
+    those without: a key that is hidden has no weight."""
+    rng = np.random.default_rng(2)
+    cap, inverse, reference = 2 / np.log(2), 0.0625, 0.5
+    numbers = [*small_cap(cap, inverse).values(), cap, inverse, reference]
+    element = np.arange(16)
+    bits, row = element // 4 * 2 + element % 2, element // 2 % 2
+    for size, maxima in ((1, 1), (1, 0), (5, 1), (5, 0), (60, 1), (60, 0)):
+        x = rng.uniform(-size, size, (16, 16)).astype(np.float32)
+        seen = rng.integers(0, 256, (16, 2))
+        weights = np.exp2(cap * np.tanh(x.astype(np.float64) * inverse) - reference)
+        expected = np.where(seen[:, row] >> bits & 1, weights, 0)
+        given = np.array([*numbers, maxima], np.float32)
+        options = TILES_CONSTANTS | {"MASK": 1, "SOFTCAP": 1, "Q_SCALES": 0}
+        run(HIDDEN_BESIDE_CAP, options, change, x, seen, given)
+        np.testing.assert_allclose(x, expected, rtol=2e-6, atol=0)
+
+
 CHECKS: dict[str, Callable[[Change], None]] = {
     "order": check_order,
     "extrema": check_extrema,
     "outwards": check_outwards,
+    "hidden-beside-cap": check_hidden_beside_cap,
 }
 
 
@@ -108,6 +155,13 @@ BUGS = {
         "before <= diagonal - begin",
         "before < diagonal - begin",
         *("", "", "the first block comes as the one behind the diagonal"),
+    ),
+    "hidden-beside-cap": Mutant(
+        "hidden-keys-capped",
+        "sm90/attention/score.h",
+        "return {mode, f.c};",
+        "return {CAPPED ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : mode, f.c};",
+        *("", "", "a hidden key's score is the least that the cap leaves"),
     ),
 }
 

@@ -199,6 +199,8 @@ template<int BN> struct TileScore {
     if constexpr (HAS_BIAS) async_copies_wait(), warp_barrier();
     constexpr bool SHIFTS = Config::ALIBI && SCALED && BEFORE;
     constexpr bool SCALES_ALONE = SHIFTS && !HAS_BIAS;
+    SoftcapMode mode = APPLIED;
+    if (CAPPED) mode = cap_large(s, scores.cap, scores.cap_inverse, small_cap);  // before keys are hidden: of −∞ it would make −cap
     if constexpr (!SCALES_ALONE && (ANY || (EXACT && HIDES))) change<EXACT, SHIFTS>(s, f, rows, ahead, from);
     if constexpr (HAS_BIAS) warp_barrier();  // the next block's may come
     if constexpr (SHIFTS) {
@@ -209,7 +211,7 @@ template<int BN> struct TileScore {
       return {APPLIED, c, {x * ((float)from - rows.row[0].origin), y * ((float)from - rows.row[1].origin)}, {x, y}};
     }
     if (ANY) return {APPLIED, EXACT ? 1.f : SCALED ? scores.scale_log2 : Expression::HAS_SCORE ? LOG2_E : 1.f};
-    return {CAPPED ? cap_large(s, scores.cap, scores.cap_inverse, small_cap) : APPLIED, f.c};
+    return {mode, f.c};
   }
   KS_DEVICE void hide(float (&s)[BN / 2], const Scores& own, int x, int y, int from) const {
     const KeyRange first = own.any(x, x), second = own.any(y, y);

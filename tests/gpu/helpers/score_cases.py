@@ -74,6 +74,8 @@ def _masks(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
     yield case(f"{kind}-causal", "scores-mask", mask="random", **odd)
     yield case(f"{kind}-causal", "scores-mask-prefix", mask="random", prefix=(170,), **few)
     yield case(kind, "scores-mask-bias", mask="random", bias=own, **few)
+    for mask in ("random", "rows"):
+        yield case(kind, f"scores-mask-{mask}-softcap", mask=mask, softcap=2.0, **few)
     yield case(kind, "scores-mask-bias-f32", mask="rows", bias=DType.float32, **few)
     yield case(kind, "scores-mask-mod", mask="random", mods="documents", **few)
     yield case(kind, "scores-mask-window", mask="random", **_WINDOW, **few)

@@ -119,6 +119,7 @@ _BY_ELEMENT_ELSEWHERE: tuple[tuple[tuple[int, int], dict[str, Any]], ...] = (
     ((128, 128), {"bias": DType.bfloat16, "causal": True, **_PACKED}),
     ((128, 128), {"alibi": True, "causal": True, "kv_view": "paged", "lengths": True}),
     ((192, 128), {"expression": _SLOPED, "kv_view": "paged", "lengths": True}),
+    ((128, 128), {"mask": True, "softcap": True}),
     ((256, 256), {"mask": True}),
     ((256, 256), {"alibi": True, "causal": True}),
 )
