@@ -131,9 +131,8 @@ def test_launches_are_to_the_byte_those_of_built_plans(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["differ"] == []
-    assert {"sm90", "sm90-latent", "shared", "lists"} <= set(found["counts"]) and sum(
-        found["counts"].values()
-    ) > 30 * rows
+    kinds = {"sm90", "sm90-latent", "shared", "lists by sm90", "lists by shared"}
+    assert kinds <= set(found["counts"]) and sum(found["counts"].values()) > 30 * rows
 
 
 def test_scalars_and_layouts_are_numbers(card: CardRuntime) -> None:

@@ -3,138 +3,246 @@ nothing is chosen, compiled or traced again."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kernelseam.contract import Device
+from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.gemm.grouped_pointers_problem import GroupedGemmPointersProblem
+from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dispatch import select
 from kernelseam.errors import InvalidValue, Unsupported
 from kernelseam.kernels.kernel import KernelImplementation
-from kernelseam.kernels.tracing import (
-    Encoded,
-    Enqueue,
-    TracedStep,
-    traced_launches,
-    traced_steps,
-)
+from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of
+from kernelseam.kernels.tracing import Enqueue, traced_launches, traced_steps
 from kernelseam.plugins import plugins
-from kernelseam.symbolic import Untraceable
+from kernelseam.symbolic import Trace, Untraceable
 from kernelseam.tuned.classes import class_of_lists
 
-_MOST = 1024
+_MOST, _MOST_TRACES = 1024, 16
 _SOMEWHERE = 1 << 40
-"""An address that nothing reads."""
+"""Addresses that nothing reads, for tracing."""
+_WORKSPACE = "w"
 WORKSPACE_WORDS = 32
 """Numbers of 64 bits at whose multiples workspaces begin."""
 
 
-class ListedKernel:
-    """What computes problems of a spec and a class, in a launch or several."""
+@dataclass(frozen=True)
+class ListedLaunches:
+    """What computes a problem."""
+
+    workspace_words: int
+    """Numbers of 64 bits that the launches need, whole ``WORKSPACE_WORDS``."""
+    _function: _Function
+    _numbers: tuple[Any, ...]
+
+    def packed(
+        self, addresses: Mapping[str, int], workspace: int, kept: bool
+    ) -> tuple[Enqueue, ...] | None:
+        """The launches over lists at these addresses, to run once, before others are packed, or
+        where ``kept`` any number of times."""
+        return self._function.packed(addresses, workspace, kept, self._numbers)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A problem by what its launches are computed from. It has no sizes of groups: of a kernel that
+    asks for them nothing is traced."""
+
+    spec: Any
+    groups: int
+    most: tuple[int, int, int]
+    even: GemmProblem
+    alpha: float
+    beta: float
+    tiles: Callable[[int, int], int]
+
+    reads_inputs = GroupedGemmPointersProblem.reads_inputs
+
+
+def _numbers(p: GroupedGemmPointersProblem) -> tuple[float, ...]:
+    """Those of ``_Numbers`` that vary with a spec's problems."""
+    even = p.even
+    rows = even.a_strides[2], even.b_strides[2], even.c_strides[2]
+    return (
+        p.groups,
+        *p.most,
+        even.M,
+        even.N,
+        even.K,
+        even.batch,
+        *rows,
+        float(p.alpha),
+        float(p.beta),
+    )
+
+
+def _traced(
+    problem: GroupedGemmPointersProblem, trace: Trace
+) -> tuple[_Numbers, dict[tuple[int, int], Any]]:
+    """The problem over symbols n0, …, and symbols c0, … of counts of tiles, by their rows and
+    columns, which are there once a kernel has asked for them."""
+    counts: dict[tuple[int, int], Any] = {}
+
+    def tiles(rows: int, columns: int) -> Any:
+        if (rows, columns) not in counts:
+            value = problem.tiles(rows, columns)
+            counts[rows, columns] = trace.input(f"c{len(counts)}", value)
+        return counts[rows, columns]
+
+    given = [trace.input(f"n{i}", x) for i, x in enumerate(_numbers(problem))]
+    groups, m, n, k, *of_even, a, b, c, alpha, beta = given
+    even = replace(
+        problem.even,
+        **dict(zip(("M", "N", "K", "batch"), of_even, strict=True)),
+        a_strides=(0, 0, a),
+        b_strides=(0, 0, b),
+        c_strides=(0, 0, c),
+        alpha=alpha,
+        beta=beta,
+    )
+    return _Numbers(problem.spec, groups, (m, n, k), even, alpha, beta, tiles), counts
+
+
+class _Function:
+    """The launches of a kernel in a tile as a function of a problem's numbers, for problems that
+    meet the conditions that the traced one met."""
 
     def __init__(
-        self, problem: GroupedGemmPointersProblem, device: Device, implementation: str | None
+        self, selection: Selection, problem: GroupedGemmPointersProblem, device: Device
     ) -> None:
-        """Raises Unsupported where nothing takes the problem, Untraceable where that is not one
-        kernel of the core's making."""
-        choice = select(problem, device, implementation)
-        chosen = choice.implementation
-        if not isinstance(chosen, KernelImplementation):
-            raise Untraceable(f"{chosen.name} is no kernel of the core's making")
-        self._tile, self._device = chosen.tile(problem, device, choice.variant), device
-        launches = traced_launches(chosen, problem, self._tile, device)
-        if launches is None or len(launches.kernels) != len(launches.steps):
-            raise Untraceable("no kernels alone")
+        """Raises Untraceable, AttributeError."""
+        implementation, tile = selection
+        if traced_launches(implementation, problem, tile, device) is None:
+            raise Untraceable("it does not take the problem")
+        trace = Trace()
+        traced, counts = _traced(problem, trace)
+        launches = implementation.composition.launches(traced, tile, device)
         if launches.zeroed_bytes or launches.workspace_alignment > 8 * WORKSPACE_WORDS:
             raise Untraceable("a workspace that is not any memory")
-        self._composition = chosen.composition
-        self._row = chosen.toolchain.arch_row(device.arch)
-        runtime = plugins().backend(device.backend).runtime
-        addresses = {rule.name: _SOMEWHERE for rule in problem.operands}
-        steps = traced_steps(
-            launches, chosen.toolchain, runtime, device, addresses, _SOMEWHERE, _SOMEWHERE
-        )
-        self._steps = [
-            _Step(launch.kernel, step, launch.workspace)
-            for launch, step in zip(launches.kernels, steps, strict=True)
-        ]
-
-    def workspace_words(self, problem: GroupedGemmPointersProblem) -> int:
-        """Numbers of 64 bits that its launches of a problem need, whole ``WORKSPACE_WORDS``."""
-        if len(self._steps) == 1 and not self._steps[0].workspace:
-            return 0
-        size = self._composition.launches(problem, self._tile, self._device).workspace_bytes
-        return -(-size // (8 * WORKSPACE_WORDS)) * WORKSPACE_WORDS
-
-    def packed(
-        self,
-        problem: GroupedGemmPointersProblem,
-        addresses: Mapping[str, int],
-        workspace: int,
-        kept: bool,
-    ) -> list[Enqueue] | None:
-        """The launches of a problem of the class over lists at these addresses, to run once, before
-        another is packed, or where ``kept`` any number of times; None where the kernel does not
-        take the problem."""
-        if not self._composition.takes(problem, self._tile, self._row, self._device):
-            return None
-        kept = kept or len(self._steps) > 1
-        return [
-            x.packed(problem, self._tile, self._device, addresses, workspace, kept)
-            for x in self._steps
-        ]
-
-
-class _Step:
-    """One of the launches. Its tensor maps are those of any problem of the class."""
-
-    def __init__(self, kernel: Any, step: TracedStep, workspace: Mapping[str, int]) -> None:
-        self._kernel, self._once, self._kept = kernel, step.once, step.kept
-        self.workspace = workspace
-        signature = step.signature
-        assert signature is not None
-        names = [name for name, *_ in signature.scalars]
-        maps = zip(names, step.arguments[1:], strict=True)
-        self._maps = {n: x for n, x in maps if isinstance(x, Encoded)}
-        self._names = names
-
-    def packed(
-        self,
-        problem: GroupedGemmPointersProblem,
-        tile: Any,
-        device: Device,
-        addresses: Mapping[str, int],
-        workspace: int,
-        kept: bool,
-    ) -> Enqueue:
-        kernel = self._kernel
-        values = {
-            **kernel.values(problem, tile, device),
-            **{p: addresses.get(n, 0) for p, n in kernel.pointers(problem.spec).items()},
-            **{p: workspace + at for p, at in self.workspace.items()},
+        self._names = [rule.name for rule in problem.operands]
+        addresses = {
+            n: trace.input(f"p{i}", _SOMEWHERE * (i + 2)) for i, n in enumerate(self._names)
         }
-        for name, x in self._maps.items():
-            values[name] = x.encode(x.extents, x.strides, values[name])
-        pack = self._kept if kept else self._once
-        return pack(kernel.grid(problem, tile, device), *[values[name] for name in self._names])
+        at = trace.input(_WORKSPACE, _SOMEWHERE)
+        steps = traced_steps(
+            launches,
+            implementation.toolchain,
+            plugins().backend(device.backend).runtime,
+            device,
+            addresses,
+            at,
+            at,
+        )
+        if not steps:
+            raise Untraceable("nothing is launched")
+        words = -(-launches.workspace_bytes // (8 * WORKSPACE_WORDS)) * WORKSPACE_WORDS
+        text = Text(trace)
+        self._tiles = tuple(counts)
+        inputs = [f"n{i}" for i in range(len(_numbers(problem)))]
+        inputs += [f"c{i}" for i in range(len(counts))]
+        lines, _ = trace.code([words], frozenset())
+        self._words = text.compiled(
+            "words", ", ".join(inputs), [*lines, f"return {text.number(words)}"]
+        )
+        inputs = [*(f"p{i}" for i in range(len(addresses))), _WORKSPACE, *inputs]
+        lines, _ = trace.code([x for s in steps for x in numbers_of(s)], frozenset())
+
+        def packing(packers: list[Callable[..., Enqueue]]) -> Callable[..., tuple[Enqueue, ...]]:
+            text.namespace.update({f"k{i}": pack for i, pack in enumerate(packers)})
+            packed = listed(text.packed(i, s) for i, s in enumerate(steps))
+            return text.compiled("packed", ", ".join(inputs), [*lines, f"return {packed}"])
+
+        self._kept = packing([s.kept for s in steps])
+        self._once = packing([s.once for s in steps]) if len(steps) == 1 else self._kept
+
+    def launches(self, problem: GroupedGemmPointersProblem) -> ListedLaunches | None:
+        """None where the problem does not meet the conditions."""
+        numbers = (*_numbers(problem), *[problem.tiles(*x) for x in self._tiles])
+        try:
+            words = self._words(*numbers)
+        except ArithmeticError:
+            return None
+        return None if words is None else ListedLaunches(words, self, numbers)
+
+    def packed(
+        self, addresses: Mapping[str, int], workspace: int, kept: bool, numbers: tuple[Any, ...]
+    ) -> tuple[Enqueue, ...] | None:
+        """See ``ListedLaunches``."""
+        run = self._kept if kept else self._once
+        return run(*[addresses[n] for n in self._names], workspace, *numbers)
+
+
+@dataclass(frozen=True)
+class _Class:
+    """What computes problems of a class, and its functions, which classes share."""
+
+    selection: Selection
+    row: ArchRow
+    functions: list[_Function]
 
 
 class ListedKernels:
     """By spec, class, device and named implementation."""
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, ListedKernel | None] = {}
+        self._classes: dict[Hashable, _Class | None] = {}
+        """None where problems must be planned."""
+        self._functions: dict[Hashable, list[_Function]] = {}
+        """By spec, what computes it, and device."""
 
     def find(
         self, problem: GroupedGemmPointersProblem, device: Device, implementation: str | None
-    ) -> ListedKernel | None:
-        """None where problems of the class must be planned."""
+    ) -> ListedLaunches | None:
+        """None where the problem must be planned."""
         key = (problem.spec, class_of_lists(problem), device, implementation)
-        if key not in self._entries:
-            while len(self._entries) >= _MOST:
-                self._entries.pop(next(iter(self._entries), key), None)
-            try:
-                self._entries[key] = ListedKernel(problem, device, implementation)
-            except (InvalidValue, Unsupported, Untraceable):
-                self._entries[key] = None
-        return self._entries[key]
+        if key not in self._classes:
+            _make_room(self._classes)
+            self._classes[key] = self._class(problem, device, implementation)
+        if (of := self._classes[key]) is None:
+            return None
+        chosen, tile = of.selection
+        if not chosen.composition.takes(problem, tile, of.row, device):
+            return None
+        for function in of.functions:
+            if (found := function.launches(problem)) is not None:
+                return found
+        try:
+            if len(of.functions) >= _MOST_TRACES:
+                raise Untraceable("conditions of problems differ too much")
+            function = _Function(of.selection, problem, device)
+        except (InvalidValue, Unsupported, Untraceable, AttributeError):
+            self._classes[key] = None
+            return None
+        of.functions.append(function)
+        return function.launches(problem)
+
+    def _class(
+        self, problem: GroupedGemmPointersProblem, device: Device, implementation: str | None
+    ) -> _Class | None:
+        selection = _selection(problem, device, implementation)
+        if selection is None:
+            return None
+        row = selection[0].toolchain.arch_row(device.arch)
+        _make_room(self._functions)
+        functions = self._functions.setdefault((problem.spec, selection, device), [])
+        return _Class(selection, row, functions)
+
+
+def _selection(
+    problem: GroupedGemmPointersProblem, device: Device, implementation: str | None
+) -> Selection | None:
+    """What computes the problem; None where that is no kernel of the core's making."""
+    try:
+        choice = select(problem, device, implementation)
+    except (InvalidValue, Unsupported):
+        return None
+    chosen = choice.implementation
+    if not isinstance(chosen, KernelImplementation):
+        return None
+    return chosen, chosen.tile(problem, device, choice.variant)
+
+
+def _make_room(entries: dict[Hashable, Any]) -> None:
+    while len(entries) >= _MOST:
+        entries.pop(next(iter(entries), None), None)

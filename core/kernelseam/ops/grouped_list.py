@@ -191,27 +191,24 @@ def _function(
             return None
         if not found:
             return made, None, ()
-        kernels = [known.find(x.problem, on.device, implementation) for x in found]
+        ours = [y for x in found if (y := known.find(x.problem, on.device, implementation))]
+        if len(ours) < len(found):
+            return None
         words = [
             y for x in found for y in (x.addresses.ravel(), table_of(x.problem).view(np.int64))
         ]
         # behind them each launch's workspace, of which nothing is read before it is written
-        sizes = [
-            0 if k is None else k.workspace_words(x.problem)
-            for k, x in zip(kernels, found, strict=True)
-        ]
+        sizes = [x.workspace_words for x in ours]
         listed = sum(map(len, words))
         words.append(np.zeros(-listed % WORKSPACE_WORDS + sum(sizes), np.int64))
         staged = on.copied(np.concatenate(words))
-        place, launches, kept = staged.data_ptr(), [], packers is _KEPT or len(found) > 1
+        place, kept = staged.data_ptr(), packers is _KEPT or len(found) > 1
         workspace = place + 8 * (listed + -listed % WORKSPACE_WORDS)
-        for x, kernel, size in zip(found, kernels, sizes, strict=True):
+        launches: list[Enqueue] = []
+        for x, of_list, size in zip(found, ours, sizes, strict=True):
             groups = x.problem.groups
             addresses = {n: place + 8 * groups * i for i, n in enumerate((*LISTS, TABLE))}
-            launch = (
-                None if kernel is None else kernel.packed(x.problem, addresses, workspace, kept)
-            )
-            if launch is None:
+            if (launch := of_list.packed(addresses, workspace, kept)) is None:
                 return None
             launches += launch
             place += 8 * 6 * groups

@@ -143,27 +143,31 @@ def compare(problem: Any, device: Any, counts: Counter[str], differ: list[str]) 
 
 
 def compare_lists(device: Any, count: int, counts: Counter[str], differ: list[str]) -> None:
-    """Lists of random sizes, by what a class of them is known by."""
+    """Lists of random sizes, by what those of a spec are known by."""
     kernels = ListedKernels()
-    for i in range(6 * count):
-        m, n, k = (torch.randint(1, 40 << 3 * (i % 3), (7,)).tolist() for _ in range(3))
+    for i in range(12 * count):
+        wide = 8 if i % 4 < 2 else 1  # rows at multiples of 16 bytes
+        drawn = [torch.randint(1, 40 << 3 * (i % 3), (6 + i % 4,)) * wide for _ in range(3)]
+        m, n, k = (x.tolist() for x in drawn)
         kind = ("bfloat16", "float32")[i % 2]
         given: dict[str, Any] = {"alpha": 0.5, "dtype": kind, "alignment": (16, 4)[i % 2]}
         problem = GroupedGemmPointers(M=m, N=n, K=k, a_transposed=i % 3 == 0, **given).problem()
         pointers = {r.name: _FIRST * (i + 1) for i, r in enumerate(problem.operands)}
-        kernel = kernels.find(problem, device, None)
+        named = "sm90" if i % 4 == 0 else None
+        found = kernels.find(problem, device, named)
         bound.clear()
-        if kernel is None or kernel.packed(problem, pointers, 0, True) is None:
+        if found is None or found.packed(pointers, _WORKSPACE, True) is None:
             differ.append(f"not packed: {problem}")
             continue
         actual = [*bound]
         bound.clear()
-        _, parts = dispatch.build(dispatch.select(problem, device), problem, device)
+        choice = dispatch.select(problem, device, named)
+        _, parts = dispatch.build(choice, problem, device)
         for step in parts.steps:
-            step.bind(pointers, 0)
-        if actual != bound:
+            step.bind(pointers, _WORKSPACE)
+        if actual != bound or not 0 <= 8 * found.workspace_words - parts.workspace_bytes < 256:
             differ.append(f"arguments of {problem}")
-        counts["lists"] += 1
+        counts[f"lists by {choice.implementation.name}"] += 1
 
 
 def compare_calls(counts: Counter[str], differ: list[str]) -> None:

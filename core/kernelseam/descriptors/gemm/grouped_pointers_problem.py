@@ -74,7 +74,7 @@ class GroupedGemmPointersProblem:
         rows = [(*x, *steps) for x, steps in zip(self.sizes, self.row_strides, strict=True)]
         return np.array(rows, np.int64).reshape(-1, 6)
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """How many there are."""
         return len(self.sizes)
@@ -84,6 +84,11 @@ class GroupedGemmPointersProblem:
         """The largest M, N and K."""
         m, n, k = self.table[:, :3].max(0, initial=0).tolist()
         return m, n, k
+
+    def tiles(self, rows: int, columns: int) -> int:
+        """Tiles of so many rows and columns of all groups' C."""
+        m, n = self.table[:, 0], self.table[:, 1]
+        return int((-(-m // rows) * -(-n // columns)).sum())
 
     @property
     def reads_inputs(self) -> bool:

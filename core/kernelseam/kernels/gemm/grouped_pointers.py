@@ -26,8 +26,7 @@ class GroupedGemmPointersDefinition(OverGroups):
     operation = "grouped_gemm_pointers"
 
     def count(self, problem: GroupedGemmPointersProblem, tile: GemmTile) -> int:
-        m, n = problem.table[:, 0], problem.table[:, 1]
-        return int((-(-m // tile.bm) * -(-n // tile.bn)).sum())
+        return problem.tiles(tile.bm, tile.bn)
 
     def tiles(self, spec: GroupedGemmPointersSpec, row: ArchRow) -> tuple[GemmTile, ...]:
         return with_registers_left(super().tiles(spec, row), row)

@@ -24,7 +24,7 @@ from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.gemm.grouped import GROUPS, with_groups
 from kernelseam.kernels.signature import Signature
-from kernelseam.symbolic import least
+from kernelseam.symbolic import least, most
 
 from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import MAX_EXTENT, HopperGemm, refuse_extents
@@ -199,7 +199,7 @@ class HopperListedGemm(KernelDefinition):
     ) -> Launches:
         own = Launch(_LIST_MAPS, problem, tile, dict.fromkeys((*MAPS[:_OF_GROUP], "maps"), 0))
         product = Launch(self, problem, tile, dict.fromkeys((*MAPS, "origin"), 0))
-        return Launches((own, product), max(problem.groups, 1) * _OF_GROUP * _MAP_BYTES)
+        return Launches((own, product), most(problem.groups, 1) * _OF_GROUP * _MAP_BYTES)
 
     def constants(
         self, spec: GroupedGemmPointersSpec, tile: HopperGemmTile, row: ArchRow
@@ -303,4 +303,4 @@ def tile_counts(p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> npt.NDAr
 
 def tile_count(p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> int:
     """Of all of them."""
-    return int(tile_counts(p, tile).sum())
+    return p.tiles(tile.bm * tile.cluster, tile.bn)
