@@ -512,8 +512,9 @@ def test_blocks_that_share_a_multiprocessor() -> None:
     """Two fit, registers and shared memory; the grid has two a multiprocessor, and more tiles are
     counted as whole waves."""
     for tile in (t for t in FEW_QUERIES if t.blocks == 2):
-        producer, consumer = tile.registers
-        assert 2 * 128 * (producer + consumer) <= 65536
+        for follows in (False, True):
+            producer, consumer = replace(tile, follows=follows).registers
+            assert 2 * 128 * (producer + consumer) <= 65536
         assert 2 * (tile.shared_bytes + 1024) <= 228 * 1024
         p = few(head_dim=tile.head_dim, value_dim=tile.value_dim)
         assert HALF.constants(p.spec, tile, ROW)["BLOCKS"] == 2

@@ -28,9 +28,9 @@ _FOLLOWING = 56, 224
 """Where the loading thread follows words of visited blocks, beside two consumers."""
 _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
-_COPYING_ALONE = 88, 240
-"""The same where threads copy rows of pages."""
-_BESIDE = 40, 216
+_BUSY_ALONE = 88, 240
+"""The same where threads copy rows of pages, or follow words of visited blocks."""
+_BESIDE, _FOLLOWING_BESIDE = (40, 216), (56, 200)
 """The same where two blocks share a multiprocessor."""
 
 
@@ -109,9 +109,9 @@ class HopperAttentionTile:
         if self.groups == 2 and self.follows:
             return _FOLLOWING
         if self.blocks == 2:
-            return _BESIDE
+            return _FOLLOWING_BESIDE if self.follows else _BESIDE
         if self.groups == 1:
-            return _COPYING_ALONE if self.page_rows == 1 else _ALONE
+            return _BUSY_ALONE if self.page_rows == 1 or self.follows else _ALONE
         return REGISTERS[self.groups]
 
     @property
