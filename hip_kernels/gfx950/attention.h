@@ -38,7 +38,7 @@ static_assert(2 * WAVES * COPIED == TILE, "a wave copies twice a kilobyte of a t
 constexpr int KEY_BLOCKS = BN / 32, STEPS_D = D / 16, BLOCKS_D = D / 32;
 
 typedef float Block __attribute__((ext_vector_type(16)));  // a lane's part of 32×32 sums
-typedef float Two __attribute__((ext_vector_type(2)));
+typedef float FloatPair __attribute__((ext_vector_type(2)));
 typedef unsigned Part __attribute__((ext_vector_type(2)));
 
 // `first` adds to the constant 0, of which the compiler would make 16 registers ahead of a loop and copy them at each use. No
@@ -151,7 +151,7 @@ struct Walk {
   Fragment p[KEY_BLOCKS][2];
   unsigned k_at, v_at;  // in LDS, of the first parts
   float base, limit, c;  // the reference, times the factor c; the largest product that leaves it
-  Two l;
+  FloatPair l;
 
   KS_DEVICE void begin(unsigned ring, float factor) {
     const int n = lane() % 32, h = lane() / 32, i = lane() % 16, g = lane() / 16 % 2;
@@ -231,8 +231,8 @@ struct Walk {
     for (int b = 0; b < KEY_BLOCKS; b++)
 #pragma unroll
       for (int e = 0; e < 16; e += 2) {
-        const Two x = __builtin_elementwise_fma(Two{s[b][e], s[b][e + 1]}, Two{c, c}, Two{-base, -base});
-        const Two y = {exp2_fast(x.x), exp2_fast(x.y)};
+        const FloatPair x = __builtin_elementwise_fma(FloatPair{s[b][e], s[b][e + 1]}, FloatPair{c, c}, FloatPair{-base, -base});
+        const FloatPair y = {exp2_fast(x.x), exp2_fast(x.y)};
         l += y;
         p[b][e / 8][e % 8 / 2] = pack<T>(y.x, y.y);
       }

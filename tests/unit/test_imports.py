@@ -32,7 +32,7 @@ BY_NAME = {
     "plugins": "entry points, and the core's own plugin among them: kernelseam.builtin",
     "cli.commands": "the subcommands of the command line, when they are used",
     "interop.diffusers": "what imports torch and diffusers, by register()",
-    "interop.libraries": "diffusers, Transformers and vLLM, by register()",
+    "interop.optional_libraries": "diffusers, Transformers and vLLM, by register()",
     "interop.torch_library.namespace": "modules of operators, which import it, too",
     "interop.transformers": "what imports torch and Transformers, by register()",
     "lazy": "names of packages, at their first use; TYPE_CHECKING imports the same",

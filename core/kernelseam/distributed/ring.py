@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from kernelseam.distributed.plan import Mask, Part, opening_and_closing, parts, 
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.sums import Sum
 from kernelseam.distributed.transfers import Transfer, exchange
+from kernelseam.forking import cached_property
 
 Tensor = Any
 _KEYS, _SUMS = 0, 1

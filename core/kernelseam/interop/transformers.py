@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from kernelseam.interop.libraries import library
+from kernelseam.interop.optional_libraries import library
 
 __all__ = ["NAME", "register"]
 

@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.libraries import library
+from kernelseam.interop.optional_libraries import library
 
 __all__ = ["NAME", "load", "register"]
 

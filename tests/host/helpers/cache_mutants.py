@@ -30,7 +30,7 @@ CACHES = (
     Mutant(
         "cache-negative-slot",
         CACHE,
-        "if (slot < 0 || slot >= (i64)pages * page.d) return {};",
+        "if (slot < 0 || slot >= (i64)pages * page.d) return {false, 0, 0, position};",
         "if (slot < 0) return {true, 0, 0, position};",
         "paged-cache-append-bf16-slots",
         f"{STRAY}|{NOT_EXACT}",
