@@ -19,6 +19,7 @@ WAIT = "print('here', flush=True); time.sleep(60)"
 """What a plugin is at when the signal comes."""
 HEAD = """
 import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 import numpy as np
 import kernelseam
 from kernelseam import BatchedGemmStrided, plan, plugins
