@@ -58,6 +58,25 @@ def _own_pages(table: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
     return torch.cat([row[:n] for row, n in zip(table, counts, strict=True)])
 
 
+def _planned(
+    wrapper: Any,
+    q: torch.Tensor,
+    pages: tuple[torch.Tensor, torch.Tensor],
+    table: torch.Tensor,
+    lengths: Sequence[int],
+    *rows: torch.Tensor,
+    **options: Any,
+) -> Run:
+    """A wrapper of one level, planned. ``rows``: where each sequence's queries begin, unless each
+    has one."""
+    k = pages[0]
+    counts, begins, last = _pages_of(lengths, k.shape[1])
+    places = *rows, _indices(begins, q), _own_pages(table, counts), _indices(last, q)
+    sizes = q.shape[1], k.shape[2], q.shape[2], k.shape[1]
+    wrapper.plan(*places, *sizes, q_data_type=q.dtype, kv_data_type=k.dtype, **options)
+    return lambda: wrapper.run(q, pages)
+
+
 def decode(
     q: torch.Tensor,
     pages: tuple[torch.Tensor, torch.Tensor],
@@ -66,24 +85,10 @@ def decode(
     tensor_cores: bool,
 ) -> Run:
     """One query a sequence, ``q``: [batch, heads, D]; pages [pages, page, heads, D]."""
-    module = flashinfer()
-    k = pages[0]
-    counts, begins, last = _pages_of(lengths, k.shape[1])
-    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+    wrapper = flashinfer().BatchDecodeWithPagedKVCacheWrapper(
         _workspace(q), "NHD", use_tensor_cores=tensor_cores
     )
-    wrapper.plan(
-        _indices(begins, q),
-        _own_pages(table, counts),
-        _indices(last, q),
-        q.shape[1],
-        k.shape[2],
-        q.shape[2],
-        k.shape[1],
-        q_data_type=q.dtype,
-        kv_data_type=k.dtype,
-    )
-    return lambda: wrapper.run(q, pages)
+    return _planned(wrapper, q, pages, table, lengths)
 
 
 def prefill(
@@ -95,25 +100,10 @@ def prefill(
     window_left: int = -1,
 ) -> Run:
     """Causal, packed queries of any counts, ``q``: [rows, heads, D]."""
-    module = flashinfer()
-    k = pages[0]
-    counts, begins, last = _pages_of(lengths, k.shape[1])
-    wrapper = module.BatchPrefillWithPagedKVCacheWrapper(_workspace(q), "NHD")
-    wrapper.plan(
-        _indices([0, *accumulate(queries)], q),
-        _indices(begins, q),
-        _own_pages(table, counts),
-        _indices(last, q),
-        q.shape[1],
-        k.shape[2],
-        q.shape[2],
-        k.shape[1],
-        causal=True,
-        window_left=window_left,
-        q_data_type=q.dtype,
-        kv_data_type=k.dtype,
-    )
-    return lambda: wrapper.run(q, pages)
+    wrapper = flashinfer().BatchPrefillWithPagedKVCacheWrapper(_workspace(q), "NHD")
+    begins = _indices([0, *accumulate(queries)], q)
+    options = {"causal": True, "window_left": window_left}
+    return _planned(wrapper, q, pages, table, lengths, begins, **options)
 
 
 def cascade(
