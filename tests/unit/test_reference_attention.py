@@ -3,7 +3,6 @@ matrix, test_random_problems.py and empty_reductions.py have its results."""
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from kernelseam.descriptors.attention.options import SpecOption, names_of
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 from kernelseam.reference import attention as reference
+from traced_memory import peak_of
 
 F32 = np.dtype(np.float32)
 UNTOUCHED = 77.0
@@ -148,12 +148,7 @@ def test_memory_does_not_grow_with_the_square() -> None:
         "alibi_slopes": np.full((1, 1), 0.1, np.float32),
         "window": (S, S - 1),
     }
-    tracemalloc.start()
-    try:
-        out, _ = dense(q, k, v, **more)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    (out, _), peak = peak_of(lambda: dense(q, k, v, **more))
     assert peak < 40 << 20  # the scores alone are 100 MiB
     of_scores = {n: x for n, x in more.items() if n != "window"}
     close(out[:, :, -1:], attention(q[:, :, -1:], k, v, **of_scores)[0])

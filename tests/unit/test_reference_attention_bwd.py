@@ -5,7 +5,6 @@ their results."""
 from __future__ import annotations
 
 import math
-import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from kernelseam.descriptors.attention.options import SpecOption, names_of
 from kernelseam.dtypes import DType
 from kernelseam.plugins import plugins
 from kernelseam.reference import attention_bwd as reference
+from traced_memory import peak_of
 
 F32 = np.dtype(np.float32)
 RNG = np.random.default_rng(31)
@@ -271,12 +271,7 @@ def test_memory_does_not_grow_with_the_square() -> None:
         "softcap": 5.0,
         "alibi_slopes": np.full((1, 1), 0.1, F32),
     }
-    tracemalloc.start()
-    try:
-        actual = dense(q, k, v, dout, sums=("dbias",), **more)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    actual, peak = peak_of(lambda: dense(q, k, v, dout, sums=("dbias",), **more))
     assert peak < 30 << 20  # the scores alone are 64 MiB
     dq = gradients(q[:, :, -1:], k, v, dout[:, :, -1:], **more)["dq"]
     close(actual["dq"][:, :, -1:], dq, 4)

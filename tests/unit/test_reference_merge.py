@@ -3,7 +3,6 @@ matrix and test_random_problems.py have the results."""
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
 from kernelseam.reference import merge as reference
+from traced_memory import peak_of
 
 UNTOUCHED = 77.0
 
@@ -71,12 +71,7 @@ def test_memory_is_that_of_a_block() -> None:
             parts=2, batch=1, num_heads=1, rows=20000, value_dim=64, outs=outs, lses=lses, out=out
         )
     ).bind()
-    tracemalloc.start()
-    try:
-        call()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    _, peak = peak_of(call)
     assert peak < 1 << 20 and (out == 1).all()
 
 
@@ -86,12 +81,7 @@ def test_a_projections_memory_is_that_of_blocks() -> None:
     made = plan(QkvProjection.from_arrays(x, w, q, k, v, layout="bshd"))
     assert made.workspace_bytes < 4 << 20
     call = made.bind()
-    tracemalloc.start()
-    try:
-        call()
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    _, peak = peak_of(call)
     assert peak < 1 << 20 and (q == 512).all()
 
 
