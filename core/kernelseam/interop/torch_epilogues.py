@@ -1,76 +1,25 @@
-"""Products with an epilogue that torch differentiates: by a, b, bias, residual, and by the tensors
-that the epilogue captures. Imports torch."""
+"""Derivatives of an epilogue: by what it is of, as kernels of their own, and by the tensors that it
+captures, by torch's autograd. Imports torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kernelseam.epilogues import Gated, as_one, epilogue_expression, without_reductions
+from kernelseam.epilogues import Gated
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.derivatives import slope
 from kernelseam.expressions.epilogues import HALVES, EpilogueExpression, EpilogueStructure
 from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
-from kernelseam.expressions.reductions import SUM
-from kernelseam.interop.torch_function import differentiable_once, uncompiled, with_matrices
 from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
-from kernelseam.interop.torch_library.dtypes import result_dtype
-from kernelseam.interop.torch_library.gemm import added_gradients
 from kernelseam.ops.gemm import bmm
 from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
-
-
-def multiply(
-    forward: tuple[Any, dict[str, Any]],
-    backward: tuple[Any, dict[str, Any]],
-    operands: Mapping[str, Tensor],
-    epilogue: Any,
-    differentiated: bool,
-) -> Tensor:
-    """``forward`` and ``backward``: an operation and its options. Sums and maxima are written as
-    an observer writes: no gradient passes through them."""
-    expression = whole = epilogue_expression(epilogue)
-    learnt = [x for x in expression.arrays if getattr(x, "requires_grad", False)]
-    operation, options = forward
-    if not (torch.is_grad_enabled() and (differentiated or learnt)):
-        return operation(**operands, epilogue=expression, **options)
-    if expression.structure.reductions:
-        _refuse_sums(expression.structure)
-        epilogue = without_reductions(epilogue)
-        whole = epilogue_expression(epilogue)
-        learnt = [x for x in whole.arrays if getattr(x, "requires_grad", False)]
-    one = as_one(epilogue)
-    given = (operands["a"], operands["b"], operands.get("bias"), operands.get("residual"))
-    return _Epilogue.apply(
-        (operation, {**options, "epilogue": expression}),
-        backward,
-        one,
-        whole,
-        len(learnt),
-        *given,
-        *learnt,
-    )
-
-
-def _refuse_sums(structure: EpilogueStructure) -> None:
-    """Raise InvalidValue where an epilogue whose operands want gradients has sums, which a loss
-    might be made of: they are arrays that are written to, which torch knows no gradient of."""
-    if any(r.operation == SUM for r in structure.reductions):
-        raise InvalidValue(
-            "epilogue",
-            "row_sums or column_sums",
-            "has no gradients, and some are wanted",
-            "Sum the result with torch, or call it under torch.no_grad() or on detached operands",
-        )
-
-
-uncompiled(multiply)
 
 
 def check_preactivation(dtype: Any) -> None:
@@ -171,7 +120,7 @@ def by_groups(
 
 
 def by_captured(
-    one: Gated, acc: Tensor, dout: Tensor, learnt: list[Tensor], batch: Tensor | None = None
+    one: Gated, learnt: list[Tensor], acc: Tensor, dout: Tensor, batch: Tensor | None = None
 ) -> list[Tensor]:
     """The gradients by captured tensors: the function itself, by torch's autograd. ``batch``: which
     matrix is told to it, as it broadcasts to dout; [batch…] counted where it is left out."""
@@ -184,51 +133,3 @@ def by_captured(
         wide = acc if acc.dtype is torch.float64 else acc.float()
         y = one.function(*_parts(wide, one.pairs), m[:, None], n, batch).expand(dout.shape)
         return list(torch.autograd.grad(y, learnt, dout.to(y.dtype), allow_unused=True))
-
-
-@differentiable_once("bmm and matmul2d")
-def _gradients(ctx: Any, dout: Tensor) -> Any:
-    operation, options = ctx.gradients
-    a, b, acc, *learnt = ctx.saved_tensors
-    needs = ctx.needs_input_grad[5:9]
-    da = db = dbias = dresidual = None
-    if any(needs):
-        dc = by_product(ctx.expression, acc, dout, options.get("backend"))
-        dbias, dresidual = added_gradients(dc, ctx.added, needs[2:])
-        if needs[0] or needs[1]:
-            wants = {"a_gradient": needs[0], "b_gradient": needs[1], "sum_repeats": False}
-            da, db = operation(with_matrices(dc.to(a.dtype)), a, b, **wants, **options)
-    more = by_captured(ctx.one, acc, dout, learnt) if learnt else []
-    return None, None, None, None, None, da, db, dbias, dresidual, *more
-
-
-class _Epilogue(torch.autograd.Function):  # type: ignore[misc]
-    """The operation with what its epilogue is of, which gradients need."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        forward: Any,
-        gradients: Any,
-        one: Gated,
-        expression: EpilogueExpression,
-        count: int,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        *learnt: Tensor,
-    ) -> Tensor:
-        operation, options = forward
-        M = a.shape[-1 if options["a_transposed"] else -2]
-        N = b.shape[-2 if options["b_transposed"] else -1]
-        dtype = result_dtype(a, options.get("out_dtype"))
-        check_preactivation(dtype)
-        acc = torch.empty(*a.shape[:-2], M, N, dtype=dtype, device=a.device)
-        out = operation(a, b, bias=bias, residual=residual, preactivation=acc, **options)
-        ctx.gradients, ctx.one, ctx.expression = gradients, one, expression
-        ctx.added = [None if x is None else (x.shape, x.dtype) for x in (bias, residual)]
-        ctx.save_for_backward(a, b, acc, *learnt)
-        return out
-
-    backward = staticmethod(_gradients)

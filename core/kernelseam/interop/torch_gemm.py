@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from kernelseam.epilogues import Epilogue
-from kernelseam.interop.torch_epilogues import multiply
 from kernelseam.interop.torch_function import (
     autocast,
     check_bwd_implementation,
@@ -19,7 +18,7 @@ from kernelseam.interop.torch_function import (
 from kernelseam.interop.torch_library import gemm as operators
 from kernelseam.interop.torch_library import gemm_epilogues
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_library.product_epilogues import multiply as traced_multiply
+from kernelseam.interop.torch_library.product_epilogues import multiply
 
 
 def bmm(
@@ -100,15 +99,13 @@ def _apply(
         if epilogue is None:
             return product.operator(*whole, **options)
         own = gemm_epilogues.WITH_EPILOGUE[product.operator]
-        return traced_multiply(own, (*whole, None, None, None), epilogue, options)
+        return multiply(own, (*whole, None, None, None), epilogue, options)
     check_bwd_implementation(bwd_implementation, "gemm", "a", operands)
-    differentiated = bool(wanted(operands, tuple(given)))
     forward = {**options, "out_dtype": dtype_name(out_dtype)}
     if epilogue is not None:
-        backward = {**options, "implementation": bwd_implementation}
-        ways = (product.forward, forward), (product.backward, backward)
-        return multiply(*ways, operands, epilogue, differentiated)
-    if not differentiated:
+        own = gemm_epilogues.DIFFERENTIATED[product.forward.__name__]
+        return own(operands, forward, epilogue, bwd_implementation)
+    if not wanted(operands, tuple(given)):
         return product.forward(**operands, **forward)
     forward["bwd_implementation"] = bwd_implementation
     return product.differentiated(forward, *whole, None, None, None)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernelseam.epilogues import Epilogue
+from kernelseam.epilogues import Epilogue, reduces, refused_reductions
 from kernelseam.interop.torch_function import (
     autocast,
     check_bwd_implementation,
@@ -14,7 +14,6 @@ from kernelseam.interop.torch_function import (
     tensors,
     wanted,
 )
-from kernelseam.interop.torch_grouped_epilogues import multiply
 from kernelseam.interop.torch_library import grouped_epilogues
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.grouped import (
@@ -23,7 +22,7 @@ from kernelseam.interop.torch_library.grouped import (
     INDICES,
     OPERANDS,
 )
-from kernelseam.interop.torch_library.product_epilogues import multiply as traced_multiply
+from kernelseam.interop.torch_library.product_epilogues import multiply
 from kernelseam.ops import grouped_gemm
 
 
@@ -73,8 +72,11 @@ def grouped_mm(
     operands = autocast(operands, ("a", "b"))
     if epilogue is not None and not traced:
         check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
+        if reduces(epilogue):
+            raise refused_reductions()
         options |= {"out_dtype": dtype_name(out_dtype)}
-        return multiply(operands, options, epilogue, bwd_implementation)
+        own = grouped_epilogues.DIFFERENTIATED
+        return own(operands, options, epilogue, bwd_implementation)
     if not traced:
         check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", operands)
         if not wanted(operands, DIFFERENTIABLE):
@@ -84,6 +86,6 @@ def grouped_mm(
     product: Tensor = (
         GROUPED_MM(*every, **options)
         if epilogue is None
-        else traced_multiply(grouped_epilogues.GROUPED_MM, every, epilogue, options)
+        else multiply(grouped_epilogues.GROUPED_MM, every, epilogue, options)
     )
     return product

@@ -113,7 +113,9 @@ def _backward(operator: Any) -> Callable[..., Any]:
     return backward
 
 
-def _bwd_computed(function: Callable[..., Any]) -> Callable[..., Any]:
+def bwd_computed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What computes gradients by a function on arrays: (da, db)."""
+
     def compute(
         dc: Tensor,
         a: Tensor,
@@ -222,7 +224,7 @@ class Product(NamedTuple):
 
 
 def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any) -> Product:
-    computed, computed_bwd = _computed(function), _bwd_computed(gradients)
+    computed, computed_bwd = _computed(function), bwd_computed(gradients)
     of_gradients = define(
         f"{name}_bwd(Tensor dc, Tensor a, Tensor b, *, bool a_gradient, bool b_gradient, "
         f"bool sum_repeats=False, {_OUT_DTYPE}, {_FACTORS}, {CHOSEN}) "

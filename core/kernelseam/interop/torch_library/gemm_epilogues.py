@@ -10,9 +10,11 @@ from kernelseam.interop.torch_library.product_epilogues import (
     Derivative,
     Given,
     Product,
+    differentiated,
     with_epilogue,
 )
 from kernelseam.ops import gemm as ops
+from kernelseam.ops import gemm_bwd
 
 Tensor = Any
 
@@ -34,28 +36,33 @@ def _gradients(operator: Any) -> Callable[..., dict[str, Tensor | None]]:
     return gradients
 
 
-def _defined(name: str, function: Any, ranks: tuple[int, ...], gradients: Any) -> Any:
-    return with_epilogue(
-        Product(
-            name,
-            "gemm",
-            gemm.OPERANDS,
-            gemm.OPERAND_SCHEMA,
-            gemm.OPTION_SCHEMA,
-            function,
-            lambda given, options: gemm.shape_of(ranks, given, options),
-            lambda a: gemm.OPERANDS[2:4] if a.itemsize == 1 else gemm.OPERANDS[:4],
-            ("a", "b"),
-            ("a_transposed", "b_transposed", "alpha", "backend"),
-            _gradients(gradients),
-            flops.product,
-            gemm.RULES,
-        )
+def _product(name: str, function: Any, ranks: tuple[int, ...], gradients: Any) -> Product:
+    return Product(
+        name,
+        "gemm",
+        gemm.OPERANDS,
+        gemm.OPERAND_SCHEMA,
+        gemm.OPTION_SCHEMA,
+        function,
+        lambda given, options: gemm.shape_of(ranks, given, options),
+        lambda a: gemm.OPERANDS[2:4] if a.itemsize == 1 else gemm.OPERANDS[:4],
+        ("a", "b"),
+        ("a_transposed", "b_transposed", "alpha", "backend"),
+        _gradients(gradients),
+        flops.product,
+        gemm.RULES,
     )
 
 
+_BMM = "bmm", ops.bmm, (3, 4)
+_MATMUL2D = "matmul2d", ops.matmul2d, (2,)
 WITH_EPILOGUE = {
-    gemm.BMM: _defined("bmm", ops.bmm, (3, 4), gemm.BMM_BWD),
-    gemm.MATMUL2D: _defined("matmul2d", ops.matmul2d, (2,), gemm.MATMUL2D_BWD),
+    gemm.BMM: with_epilogue(_product(*_BMM, gemm.BMM_BWD)),
+    gemm.MATMUL2D: with_epilogue(_product(*_MATMUL2D, gemm.MATMUL2D_BWD)),
 }
 """By the operator without one."""
+DIFFERENTIATED = {
+    of[0]: differentiated(_product(*of, gemm.bwd_computed(gradients)), "bmm and matmul2d")
+    for of, gradients in ((_BMM, gemm_bwd.bmm_bwd), (_MATMUL2D, gemm_bwd.matmul2d_bwd))
+}
+"""Where nothing traces the call, by the function's name."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from kernelseam.interop.torch_library import flops, grouped
 from kernelseam.interop.torch_library.grouped import DIFFERENTIABLE, INDICES, Rows
 from kernelseam.interop.torch_library.product_epilogues import (
     Derivative,
     Given,
     Product,
+    differentiated,
     with_epilogue,
 )
 from kernelseam.ops.grouped_gemm import grouped_mm
@@ -29,21 +32,33 @@ def _gradients(ctx: Any, saved: Given, derivative: Derivative) -> dict[str, Tens
     return dict(zip(DIFFERENTIABLE, made, strict=True))
 
 
+def _counted(saved: Given, acc: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+    rows, offs = Rows(*(saved[n] for n in _SAVED)), saved["offs"]
+    acc, dout = (rows.kept(rows.gathered(x, rows.of_result)) for x in (acc, dout))
+    if offs is None:
+        return acc, dout
+    numbers = torch.arange(len(acc), device=acc.device)
+    groups = torch.searchsorted(offs, numbers, right=True).clamp(max=max(len(offs) - 1, 0))
+    return acc, dout, groups[:, None]
+
+
 _SAVED = ("a", "b", "offs", *INDICES)
-GROUPED_MM = with_epilogue(
-    Product(
-        "grouped_mm",
-        "grouped_gemm",
-        grouped.OPERANDS,
-        grouped.OPERAND_SCHEMA,
-        grouped.OPTION_SCHEMA,
-        grouped_mm,
-        lambda given, options: grouped.shape_of(given),
-        lambda a: () if a.itemsize == 1 else DIFFERENTIABLE,
-        _SAVED,
-        ("alpha", "precision", "backend", "bwd_implementation"),
-        _gradients,
-        flops.grouped,
-        writes_all=False,
-    )
+_PRODUCT = Product(
+    "grouped_mm",
+    "grouped_gemm",
+    grouped.OPERANDS,
+    grouped.OPERAND_SCHEMA,
+    grouped.OPTION_SCHEMA,
+    grouped_mm,
+    lambda given, options: grouped.shape_of(given),
+    lambda a: () if a.itemsize == 1 else DIFFERENTIABLE,
+    _SAVED,
+    ("alpha", "precision", "backend", "bwd_implementation"),
+    _gradients,
+    flops.grouped,
+    writes_all=False,
+    counted=_counted,
 )
+GROUPED_MM = with_epilogue(_PRODUCT)
+DIFFERENTIATED = differentiated(_PRODUCT, "grouped_mm with an epilogue")
+"""Where nothing traces the call."""

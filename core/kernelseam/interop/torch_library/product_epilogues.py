@@ -2,7 +2,8 @@
 
 An operator's epilogue is the text of its expression (``epilogues``). Its second result is what the
 epilogue is of, where there is an array for it, ``preactivation``, or gradients are wanted, which
-start from it; the derivative is an operator of its own, ``epilogue_bwd``.
+start from it; the derivative is an operator of its own, ``epilogue_bwd``. Where nothing traces the
+call, ``differentiated`` has gradients to the tensors that the epilogue captures, too.
 """
 
 from __future__ import annotations
@@ -13,9 +14,22 @@ from typing import Any
 
 import torch
 
+from kernelseam.epilogues import Gated, as_one, epilogue_expression, without_reductions
 from kernelseam.errors import InvalidValue
-from kernelseam.interop.torch_epilogues import by_groups, by_product, check_preactivation
-from kernelseam.interop.torch_function import check_bwd_implementation
+from kernelseam.expressions.epilogues import EpilogueExpression, EpilogueStructure
+from kernelseam.expressions.reductions import SUM
+from kernelseam.interop.torch_epilogues import (
+    by_captured,
+    by_groups,
+    by_product,
+    check_preactivation,
+)
+from kernelseam.interop.torch_function import (
+    check_bwd_implementation,
+    differentiable_once,
+    uncompiled,
+    wanted,
+)
 from kernelseam.interop.torch_library.arguments import Rule
 from kernelseam.interop.torch_library.define import (
     define,
@@ -68,6 +82,12 @@ class Product:
     rules: Mapping[str, Rule] = field(default_factory=dict)
     writes_all: bool = True
     """Whether results are written whole, so that of an array that is given nothing stays."""
+    counted: Callable[[Given, Tensor, Tensor], tuple[Tensor, ...]] = lambda saved, acc, dout: (
+        acc,
+        dout,
+    )
+    """What the epilogue is of and its result's gradient, by rows as the product counts them, and
+    where they are not counted by matrices, the matrix of each."""
 
 
 def with_epilogue(product: Product) -> Callable[..., Any]:
@@ -261,3 +281,100 @@ EPILOGUE_BWD = define(
     _derivative_fake,
     backward=once_only("products with an epilogue"),
 )
+
+
+def differentiated(product: Product, function: str) -> Callable[..., Tensor]:
+    """``call(operands, options, epilogue, bwd_implementation)``: the product on tensors that have
+    memory, where nothing traces the call. Sums and maxima are written as an observer writes: no
+    gradient passes through them. ``function``: what a refused second derivative names."""
+
+    @differentiable_once(function)
+    def gradients(ctx: Any, dout: Tensor) -> Any:
+        acc, *rest = ctx.saved_tensors
+        saved = dict(zip(product.saved, rest, strict=False))
+        learnt = rest[len(saved) :]
+
+        def derivative(
+            chosen: Callable[[Tensor], Tensor] = lambda x: x, offs: Tensor | None = None
+        ) -> Tensor:
+            given = ctx.expression, chosen(acc), chosen(dout)
+            backend = ctx.options.get("backend")
+            return by_product(*given, backend) if offs is None else by_groups(*given, offs, backend)
+
+        made = product.gradients(ctx, saved, derivative) if ctx.needed else {}
+        more = by_captured(ctx.one, learnt, *product.counted(saved, acc, dout)) if learnt else []
+        return None, None, None, *map(made.get, product.operands), *more
+
+    class Differentiated(torch.autograd.Function):  # type: ignore[misc]
+        """The function and its expression, options of the product and of its gradients, all
+        operands, then captured tensors."""
+
+        @staticmethod
+        def forward(
+            ctx: Any,
+            epilogue: tuple[Gated, EpilogueExpression],
+            options: Mapping[str, Any],
+            bwd_options: Mapping[str, Any],
+            *tensors: Tensor | None,
+        ) -> Tensor:
+            count = len(product.operands)
+            every = dict(zip(product.operands, tensors, strict=False))
+            given = {n: x for n, x in every.items() if x is not None}
+            dtype = result_dtype(given["a"], options.get("out_dtype"))
+            check_preactivation(dtype)
+            try:
+                whole = product.shape(given, options)
+            except InvalidValue:  # the function refuses it in the caller's words
+                return product.function(**given, **options)
+            acc = given["a"].new_empty(whole, dtype=dtype)
+            result = product.function(**given, **options, preactivation=acc)
+            ctx.one, ctx.expression = epilogue
+            ctx.options = bwd_options
+            ctx.layouts = {n: (x.shape, x.dtype) for n, x in given.items()}
+            needs = zip(product.operands, ctx.needs_input_grad[3:], strict=False)
+            ctx.needed = frozenset(n for n, x in needs if x)
+            ctx.save_for_backward(acc, *map(every.get, product.saved), *tensors[count:])
+            return result
+
+        backward = staticmethod(gradients)
+
+    def call(
+        operands: Given, options: dict[str, Any], epilogue: Any, bwd_implementation: str | None
+    ) -> Tensor:
+        wants = wanted(operands, product.differentiable(operands["a"]))
+        written = whole = epilogue_expression(epilogue)
+        if not (torch.is_grad_enabled() and (wants or _learnt(whole))):
+            return product.function(**operands, **options, epilogue=whole)
+        if whole.structure.reductions:
+            _refuse_sums(whole.structure)
+            epilogue = without_reductions(epilogue)
+            whole = epilogue_expression(epilogue)
+        ways = {"implementation": bwd_implementation, "bwd_implementation": bwd_implementation}
+        given = {**options, **ways}
+        return Differentiated.apply(
+            (as_one(epilogue), whole),
+            {**options, "epilogue": written},
+            {n: given[n] for n in ("implementation", *product.kept) if n in given},
+            *map(operands.get, product.operands),
+            *_learnt(whole),
+        )
+
+    uncompiled(call)
+    return call
+
+
+def _learnt(expression: EpilogueExpression) -> list[Tensor]:
+    """The captured tensors that want gradients."""
+    return [x for x in expression.arrays if getattr(x, "requires_grad", False)]
+
+
+def _refuse_sums(structure: EpilogueStructure) -> None:
+    """Raise InvalidValue where an epilogue whose operands want gradients has sums, which a loss
+    might be made of: they are arrays that are written to, which torch knows no gradient of."""
+    if any(r.operation == SUM for r in structure.reductions):
+        raise InvalidValue(
+            "epilogue",
+            "row_sums or column_sums",
+            "has no gradients, and some are wanted",
+            "Sum the result with torch, or call it under torch.no_grad() or on detached operands",
+        )
