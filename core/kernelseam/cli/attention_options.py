@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from kernelseam.cli import shapes
-from kernelseam.cli.with_options import with_options
+from kernelseam.cli.with_options import WithOptions
 from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.descriptors.attention.options import ScoreNumbers
 from kernelseam.descriptors.attention.problem import AttentionProblem
@@ -429,5 +429,5 @@ def _hints() -> dict[str, Any]:
     return hints
 
 
-with_attention_options = with_options(AttentionOptions, hints=_hints())
+with_attention_options = WithOptions(AttentionOptions, hints=_hints())
 """A decorator of a command whose first parameter is an AttentionOptions."""

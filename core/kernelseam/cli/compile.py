@@ -14,7 +14,7 @@ from kernelseam.cli import bundle, shapes
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import described, emit_json, heading, table
 from kernelseam.cli.progress import working
-from kernelseam.cli.with_options import with_options
+from kernelseam.cli.with_options import WithOptions
 from kernelseam.compilation import compiled_together
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
@@ -58,7 +58,7 @@ def attention(request: AttentionOptions, arch: Archs, json: shapes.Json = False)
 
 
 @app.command("gemm")
-@with_options(shapes.GemmShape.of, without=("spacing",))
+@WithOptions(shapes.GemmShape.of, without=("spacing",))
 def gemm(
     shape: shapes.GemmShape,
     arch: Archs,

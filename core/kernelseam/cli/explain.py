@@ -8,14 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from kernelseam.absent import product
-from kernelseam.cli import grouped, shapes
-from kernelseam.cli import projection as projections
-from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
+from kernelseam.cli import shapes
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled, table
+from kernelseam.cli.problems import PROBLEMS
 from kernelseam.cli.progress import working
-from kernelseam.cli.with_options import with_options
 from kernelseam.contract import ABSENT, Cost, Device, LaunchRecord, Problem
-from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import Choice, consider, find_device, select
 from kernelseam.errors import InvalidValue, Unsupported
 from kernelseam.plugins import plugins
@@ -37,56 +34,6 @@ app = typer.Typer(
 )
 
 
-@app.command("attention")
-@with_attention_options
-def attention(
-    request: AttentionOptions,
-    backend: shapes.Backend = None,
-    arch: Arch = None,
-    implementation: shapes.Implementation = None,
-    all_backends: All = False,
-    json: shapes.Json = False,
-) -> None:
-    """Explain an attention."""
-    _explain(request.descriptor(), backend, arch, implementation, all_backends, json)
-
-
-@app.command("gemm")
-@with_options(shapes.GemmShape.of, grouped.GroupOptions.of)
-def gemm(
-    shape: shapes.GemmShape,
-    groups: grouped.GroupOptions,
-    backend: shapes.Backend = None,
-    arch: Arch = None,
-    implementation: shapes.Implementation = None,
-    all_backends: All = False,
-    json: shapes.Json = False,
-) -> None:
-    """Explain a batched GEMM, or a grouped one."""
-    _explain(
-        groups.over(shape).descriptor(),
-        backend,
-        arch,
-        implementation,
-        all_backends,
-        json,
-    )
-
-
-@app.command("projection")
-@with_options(projections.ProjectionShape.of)
-def projection(
-    shape: projections.ProjectionShape,
-    backend: shapes.Backend = None,
-    arch: Arch = None,
-    implementation: shapes.Implementation = None,
-    all_backends: All = False,
-    json: shapes.Json = False,
-) -> None:
-    """Explain the projection before an attention, or that after it."""
-    _explain(shape.descriptor(), backend, arch, implementation, all_backends, json)
-
-
 def _device(backend: str | None, arch: str | None) -> Device:
     """The available device, or one of an arch from its data sheet."""
     if arch is None:
@@ -99,13 +46,14 @@ def _device(backend: str | None, arch: str | None) -> Device:
 
 
 def _explain(
-    descriptor: Descriptor,
-    backend: str | None,
-    arch: str | None,
-    implementation: str | None,
-    all_backends: bool,
-    as_json: bool,
+    request: Any,
+    backend: shapes.Backend = None,
+    arch: Arch = None,
+    implementation: shapes.Implementation = None,
+    all_backends: All = False,
+    json: shapes.Json = False,
 ) -> None:
+    descriptor = request.descriptor()
     with working("looking for devices"):
         device = _device(backend, arch)
     simple, note = descriptor.simplified()
@@ -135,7 +83,7 @@ def _explain(
             elsewhere = f"it runs on {i.backend}, the device is {device}"
             candidates.append(_row(i.name, i.backend, "refused", elsewhere, None, None))
     launches = _launches(choice, problem, device) if choice else ()
-    if as_json:
+    if json:
         emit_json(
             {
                 "problem": str(problem),
@@ -176,6 +124,9 @@ def _explain(
             ],
         )
 
+
+for _name, (_options, _words) in PROBLEMS.items():
+    app.command(_name, help=f"Explain {_words}.")(_options(_explain))
 
 _UNKNOWN = ("-", "-", "-", "-")
 

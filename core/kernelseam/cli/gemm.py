@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kernelseam.cli import grouped, shapes
+from kernelseam.cli import shapes
+from kernelseam.cli.problems import with_product_options
 from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, report, verdict_of
-from kernelseam.cli.with_options import with_options
 from kernelseam.planning import plan
 
 
-@with_options(shapes.GemmShape.of, grouped.GroupOptions.of)
+@with_product_options
 def run(
-    shape: shapes.GemmShape,
-    groups: grouped.GroupOptions,
+    asked: Any,
     backend: shapes.Backend = None,
     implementation: shapes.Implementation = None,
     verify: Annotated[
@@ -27,7 +26,6 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """C = op(A)·op(B) + bias + residual, and its epilogue, for a batch of matrices, or groups."""
-    asked = groups.over(shape)
     device = device_for(asked.descriptor().problem(), backend)
     with working("making random inputs"):
         arrays = asked.operands(device, seed)

@@ -74,7 +74,7 @@ class GroupOptions:
         c_factors: _CFactors = False,
         sizes: _Sizes = None,
     ) -> GroupOptions:
-        """From options of a command (``with_options``). Raises InvalidValue."""
+        """From options of a command (``WithOptions``). Raises InvalidValue."""
         given = dict(zip(INDICES, (a_indices, c_indices, c_factors), strict=True))
         described: dict[str, object] = {"--along": along, "--skewed": skewed}
         described |= {f"--{n.replace('_', '-')}": there for n, there in given.items()}

@@ -91,7 +91,7 @@ class ProjectionShape:
         kv_dtype: KvDtype = None,
         varlen: Varlen = False,
     ) -> ProjectionShape:
-        """From options of a command (``with_options``); those left out take their defaults. Raises
+        """From options of a command (``WithOptions``); those left out take their defaults. Raises
         InvalidValue."""
         shapes.one_of("kind", kind, "qkv", "output")
         for option, value, only in (

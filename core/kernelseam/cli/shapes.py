@@ -247,7 +247,7 @@ class GemmShape:
         layout: GemmLayout = "strided",
         spacing: Spacing = "scattered",
     ) -> GemmShape:
-        """From options of a command (``with_options``); those left out take their defaults. Raises
+        """From options of a command (``WithOptions``); those left out take their defaults. Raises
         InvalidValue."""
         if epilogue is not None and layout != "strided":
             raise InvalidValue("--epilogue", epilogue, "is of strided memory", "Leave --layout out")

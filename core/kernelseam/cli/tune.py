@@ -6,21 +6,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from inspect import signature
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kernelseam.cli import grouped, shapes
-from kernelseam.cli import projection as projections
+from kernelseam.cli import shapes
 from kernelseam.cli.attention import Memory, random_values
-from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
+from kernelseam.cli.attention_options import AttentionOptions
 from kernelseam.cli.output import duration, emit_json, facts, heading, table
+from kernelseam.cli.problems import PROBLEMS
 from kernelseam.cli.progress import working
+from kernelseam.cli.projection import ProjectionShape
 from kernelseam.cli.running import device_for, execute
-from kernelseam.cli.with_options import with_options
 from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
 from kernelseam.descriptors.common.protocol import Descriptor
@@ -89,38 +88,6 @@ def every(
         heading(f"{cache_folder() / store.FOLDER}: removed {removed} choices")
 
 
-@app.command("attention")
-@with_attention_options
-def attention(
-    request: AttentionOptions, backend: shapes.Backend = None, json: shapes.Json = False
-) -> None:
-    """Tune an attention, or its gradients."""
-    _run([_attention(request)], backend, json)
-
-
-@app.command("gemm")
-@with_options(shapes.GemmShape.of, grouped.GroupOptions.of)
-def gemm(
-    shape: shapes.GemmShape,
-    groups: grouped.GroupOptions,
-    backend: shapes.Backend = None,
-    json: shapes.Json = False,
-) -> None:
-    """Tune a batched GEMM, or a grouped one."""
-    _run([_gemm(shape, groups)], backend, json)
-
-
-@app.command("projection")
-@with_options(projections.ProjectionShape.of)
-def projection(
-    shape: projections.ProjectionShape,
-    backend: shapes.Backend = None,
-    json: shapes.Json = False,
-) -> None:
-    """Tune the projection before an attention, or that after it."""
-    _run([_projection(shape)], backend, json)
-
-
 # ---------------------------------------------------------------- problems with memory
 
 
@@ -136,9 +103,7 @@ def _attention(request: AttentionOptions) -> Target:
     return Target(request.descriptor(), prepare)
 
 
-def _gemm(shape: shapes.GemmShape, groups: grouped.GroupOptions) -> Target:
-    asked = groups.over(shape)
-
+def _gemm(asked: Any) -> Target:
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
         arrays = asked.operands(device, 0)
         return asked.descriptor(**arrays), {}, arrays
@@ -146,7 +111,7 @@ def _gemm(shape: shapes.GemmShape, groups: grouped.GroupOptions) -> Target:
     return Target(asked.descriptor(), prepare)
 
 
-def _projection(shape: projections.ProjectionShape) -> Target:
+def _projection(shape: ProjectionShape) -> Target:
     def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
         case = shape.case()
         memory = Memory(case, operands.values(case), device)
@@ -155,24 +120,31 @@ def _projection(shape: projections.ProjectionShape) -> Target:
     return Target(shape.descriptor(), prepare)
 
 
+_TARGETS: Mapping[str, Callable[[Any], Target]] = {
+    "attention": _attention,
+    "gemm": _gemm,
+    "projection": _projection,
+}
+
+
+def _command(name: str) -> None:
+    options, words = PROBLEMS[name]
+
+    @app.command(name, help=f"Tune {words}.")
+    @options
+    def tune_one(request: Any, backend: shapes.Backend = None, json: shapes.Json = False) -> None:
+        _run([_TARGETS[name](request)], backend, json)
+
+
+for _name in PROBLEMS:
+    _command(_name)
+
+
 # ---------------------------------------------------------------- a file of problems
 
 
 _OF_ALL = ("backend", "json", "help")
 """Options of a run, not of a problem."""
-
-
-def _from_options(operation: str, options: Mapping[str, Any]) -> Target:
-    """The problem that a command line with these options would tune."""
-    if operation == "attention":
-        return _attention(
-            AttentionOptions(**{f.name: options[f.name] for f in fields(AttentionOptions)})
-        )
-    values = {n: x for n, x in options.items() if n not in _OF_ALL}
-    if operation == "gemm":
-        of_groups = {n: values.pop(n) for n in signature(grouped.GroupOptions.of).parameters}
-        return _gemm(shapes.GemmShape.of(**values), grouped.GroupOptions.of(**of_groups))
-    return _projection(projections.ProjectionShape.of(**values))
 
 
 def _read(path: Path) -> list[Target]:
@@ -205,7 +177,7 @@ def _read(path: Path) -> list[Target]:
             raise InvalidValue(
                 where, " ".join(arguments), e.format_message(), "See `kernelseam tune --help`"
             ) from e
-        targets.append(_from_options(operation, options))
+        targets.append(_TARGETS[operation](PROBLEMS[operation][0].made(options)))
     return targets
 
 

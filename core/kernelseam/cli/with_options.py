@@ -10,41 +10,47 @@ from typing import Any, get_type_hints
 Command = Callable[..., None]
 
 
-def with_options(
-    *makes: Callable[..., Any],
-    hints: Mapping[str, Any] | None = None,
-    without: Collection[str] = (),
-) -> Callable[[Command], Command]:
-    """A decorator of a command: its first parameters, what ``makes`` return, are replaced by an
-    option for each of their parameters, but for those ``without``.
+class WithOptions:
+    """A decorator of a command: its first parameter, what ``makes`` return, ``joined`` where there
+    are several, is replaced by an option for each of their parameters, but for those ``without``.
 
     Their annotations, or ``hints`` instead, are typer's. The command's other options follow.
     """
 
-    def options_of(make: Callable[..., Any]) -> list[inspect.Parameter]:
-        annotations = hints or get_type_hints(make, include_extras=True)
-        return [
-            p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotations[name])
-            for name, p in inspect.signature(make).parameters.items()
-            if name not in without
-        ]
-
-    of_each = [options_of(make) for make in makes]
-    shared = [p for of in of_each for p in of]
-
-    def decorate(command: Command) -> Command:
-        def run(**options: Any) -> None:
-            made = [
-                make(**{p.name: options.pop(p.name) for p in of})
-                for make, of in zip(makes, of_each, strict=True)
+    def __init__(
+        self,
+        *makes: Callable[..., Any],
+        joined: Callable[..., Any] = lambda made: made,
+        hints: Mapping[str, Any] | None = None,
+        without: Collection[str] = (),
+    ) -> None:
+        self._joined = joined
+        self._makes = {
+            make: [
+                p.replace(
+                    kind=inspect.Parameter.KEYWORD_ONLY,
+                    annotation=(hints or get_type_hints(make, include_extras=True))[name],
+                )
+                for name, p in inspect.signature(make).parameters.items()
+                if name not in without
             ]
-            command(*made, **options)
+            for make in makes
+        }
 
-        own = [*inspect.signature(command, eval_str=True).parameters.values()][len(makes) :]
-        parameters = [*shared, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own)]
+    def made(self, options: dict[str, Any]) -> Any:
+        """What they make of a command line's options, which the others stay in."""
+        return self._joined(
+            *[make(**{p.name: options.pop(p.name) for p in of}) for make, of in self._makes.items()]
+        )
+
+    def __call__(self, command: Command) -> Command:
+        def run(**options: Any) -> None:
+            command(self.made(options), **options)
+
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [p for of in self._makes.values() for p in of]
+        parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__doc__ = command.__doc__
         return run
-
-    return decorate

@@ -61,8 +61,11 @@ WITH_EPILOGUE = {
     gemm.MATMUL2D: with_epilogue(_product(*_MATMUL2D, gemm.MATMUL2D_BWD)),
 }
 """By the operator without one."""
+_BOTH = "bmm and matmul2d"
 DIFFERENTIATED = {
-    of[0]: differentiated(_product(*of, gemm.bwd_computed(gradients)), "bmm and matmul2d")
-    for of, gradients in ((_BMM, gemm_bwd.bmm_bwd), (_MATMUL2D, gemm_bwd.matmul2d_bwd))
+    "bmm": differentiated(_product(*_BMM, gemm.bwd_computed(gemm_bwd.bmm_bwd)), _BOTH),
+    "matmul2d": differentiated(
+        _product(*_MATMUL2D, gemm.bwd_computed(gemm_bwd.matmul2d_bwd)), _BOTH
+    ),
 }
 """Where nothing traces the call, by the function's name."""

@@ -1,0 +1,24 @@
+"""The problems that commands are about: an operation's options, and the object that they make,
+which has a ``descriptor``."""
+
+from __future__ import annotations
+
+from kernelseam.cli.attention_options import with_attention_options
+from kernelseam.cli.grouped import GroupOptions
+from kernelseam.cli.projection import ProjectionShape
+from kernelseam.cli.shapes import GemmShape
+from kernelseam.cli.with_options import WithOptions
+
+with_product_options = WithOptions(
+    GemmShape.of, GroupOptions.of, joined=lambda shape, groups: groups.over(shape)
+)
+"""A decorator of a command whose first parameter is a GemmShape, or what groups make of it."""
+PROBLEMS = {
+    "attention": (with_attention_options, "an attention"),
+    "gemm": (with_product_options, "a batched GEMM, or a grouped one"),
+    "projection": (
+        WithOptions(ProjectionShape.of),
+        "the projection before an attention, or that after it",
+    ),
+}
+"""By operation: the decorator of its commands, and its name in words."""
