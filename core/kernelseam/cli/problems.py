@@ -14,7 +14,7 @@ with_product_options = WithOptions(
 )
 """A decorator of a command whose first parameter is a GemmShape, or what groups make of it."""
 PROBLEMS = {
-    "attention": (with_attention_options, "an attention"),
+    "attention": (with_attention_options, "an attention, or its gradients"),
     "gemm": (with_product_options, "a batched GEMM, or a grouped one"),
     "projection": (
         WithOptions(ProjectionShape.of),
