@@ -3,6 +3,8 @@ which has a ``descriptor``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kernelseam.cli.attention_options import with_attention_options
 from kernelseam.cli.grouped import GroupOptions
 from kernelseam.cli.projection import ProjectionShape
@@ -13,7 +15,7 @@ with_product_options = WithOptions(
     GemmShape.of, GroupOptions.of, joined=lambda shape, groups: groups.over(shape)
 )
 """A decorator of a command whose first parameter is a GemmShape, or what groups make of it."""
-PROBLEMS = {
+PROBLEMS: Mapping[str, tuple[WithOptions, str]] = {
     "attention": (with_attention_options, "an attention, or its gradients"),
     "gemm": (with_product_options, "a batched GEMM, or a grouped one"),
     "projection": (
