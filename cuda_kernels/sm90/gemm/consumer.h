@@ -5,12 +5,6 @@
 #include "sm90/gemm/panels.h"
 #include "sm90/gemm/split_sums.h"
 
-// Of a list's product, as warps store them.
-KS_DEVICE StoredRows rows_of_list(const Arguments& a, const GroupScheduler& s, const TileCoord& p) {
-  return {listed((TC*)a.c, p.matrix), s.groups.of_list(p.matrix, ROW_OF_C), s.groups.of_list(p.matrix, OF_N)};
-}
-StoredRows rows_of_list(const Arguments&, const TileScheduler&, const TileCoord&);  // never called
-
 struct Consumer {
   SharedStorage& storage;
   const Ring<STAGES>& ring;

@@ -25,6 +25,12 @@ struct StoredRows {
   int row, columns;
 };
 
+// Those of a list's product.
+KS_DEVICE StoredRows rows_of_list(const Arguments& a, const GroupScheduler& s, const TileCoord& p) {
+  return {listed((TC*)a.c, p.matrix), s.groups.of_list(p.matrix, ROW_OF_C), s.groups.of_list(p.matrix, OF_N)};
+}
+StoredRows rows_of_list(const Arguments&, const TileScheduler&, const TileCoord&);  // never called
+
 struct MatrixResult {
   static constexpr bool ORDERED = false;
   // Half panels where the last is half a one; else, of a gate of 8 bits, a tile's 96 columns.

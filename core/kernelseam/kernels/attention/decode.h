@@ -21,6 +21,7 @@
 #include "attention/decode_list.h"
 #include "attention/decode_state.h"
 #include "attention/fp8.h"
+#include "attention/looked_up_rows.h"
 #include "attention/visible_tiles.h"
 
 typedef Config::T T;
@@ -45,16 +46,6 @@ static_assert(STAGES >= 2 || COPY_THROUGH_REGISTERS, "a copy that is in flight n
 static_assert(E::operand_bytes<ROWS, BN>() == 0, "a matrix engine keeps operands in registers");
 
 KS_DEVICE float minimum(float a, float b) { return -maximum(-a, -b); }
-
-// Where rows of keys and of values begin that a warp looked up, in elements from their matrices' first.
-struct PageRow { i64 k, v; };
-template<class X, i64 PageRow::*OF> struct LookedUpView {
-  X* base;
-  const PageRow* rows;
-  int first;
-  KS_DEVICE X* row(int i) const { return base + rows[min_of(i - first, BN - 1)].*OF; }
-  template<int STEP> KS_DEVICE RowByRow<LookedUpView, X, STEP> walk(int i) const { return {*this, row(i), i}; }
-};
 
 KS_BODY(THREADS, Config::MIN_BLOCKS)
 attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<const KV> v, Matrices<Out> out, RowValues<float> lse,
@@ -200,8 +191,8 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
             page_rows[i * WARP + lane()] = {page[i] * k.batch + row * k.row, page[i] * v.batch + row * v.row};
         }
         warp_barrier();
-        copy_k.fetch(tile_k(stage), LookedUpView<const KV, &PageRow::k>{k_base, page_rows, first}, first, S_k, 0, Config::DQK);
-        copy_v.fetch(tile_v(stage), LookedUpView<const KV, &PageRow::v>{v_base, page_rows, first}, first, S_k, 0, Config::DV);
+        copy_k.fetch(tile_k(stage), LookedUpView<const KV, BN, &PageRow::k>{k_base, page_rows, first}, first, S_k, 0, Config::DQK);
+        copy_v.fetch(tile_v(stage), LookedUpView<const KV, BN, &PageRow::v>{v_base, page_rows, first}, first, S_k, 0, Config::DV);
       } else {
         copy_k.fetch(tile_k(stage), StridedView<const KV>{k_base, k.row}, first, S_k, 0, Config::DQK);
         copy_v.fetch(tile_v(stage), StridedView<const KV>{v_base, v.row}, first, S_k, 0, Config::DV);
