@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from kernelseam.contract import ArrayInfo, Device, OperandRule, Runtime
+from kernelseam.contract import Device, OperandRule, Runtime
 from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.arrays import gradient_fields
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
@@ -79,8 +79,6 @@ class AttentionBwd(StridedDescriptor[AttentionBwdProblem]):
     stride_dbias_head: int | None = None
     stride_dbias_row: int | None = None
     stride_dbias_column: int | None = None
-    _problem: AttentionBwdProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(_MODELS, ("batch", "head", "row")),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.attention import contents
 from kernelseam.descriptors.attention.arrays import fields_of
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL, ROWS, AttentionFields
@@ -93,9 +92,6 @@ class Attention(AttentionFields):
     address with its strides, as in multi-head latent attention; so a kernel may read the two once.
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
-
-    _problem: AttentionProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.expression, ScoreExpression | None):

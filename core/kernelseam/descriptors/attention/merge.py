@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.descriptors.common.operands import (
     describe_all,
@@ -63,8 +62,6 @@ class MergeStates(StridedDescriptor[MergeProblem]):
     stride_out_row: int | None = None
     stride_lse_batch: int | None = None
     stride_lse_head: int | None = None
-    _problem: MergeProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "outs": ("part", "batch", "head", "row"),

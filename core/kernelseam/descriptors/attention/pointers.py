@@ -69,8 +69,6 @@ class AttentionPointers(CommonFields, ListDescriptor[AttentionProblem]):
     v_ptrs: object = field(default=None, repr=False)
     out_ptrs: object = field(default=None, repr=False)
     alignment: int | None = None
-    _problem: AttentionProblem = field(init=False, repr=False)
-    _lists: Lists = field(init=False, repr=False)
     _rest: Attention = field(init=False, repr=False)
     """The operands that are not lists."""
 

@@ -87,8 +87,6 @@ class PagedCache(RotatedRows[PagedCacheProblem]):
     stride_v_pages_page: int | None = None
     stride_v_pages_head: int | None = None
     stride_v_pages_row: int | None = None
-    _problem: PagedCacheProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("q", "q_out", "k", "v"), _MATRIX),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, cast
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Problem, Runtime
@@ -268,12 +268,13 @@ class Lists:
 P = TypeVar("P", bound=Problem)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ListDescriptor(ABC, Generic[P]):
     """A frozen dataclass over lists, which may be computed as strided memory; ``__post_init__``
     sets ``_problem`` and ``_lists``."""
 
-    _problem: P
-    _lists: Lists
+    _problem: P = field(init=False, repr=False)
+    _lists: Lists = field(init=False, repr=False)
 
     def problem(self) -> P:
         """The hashable part, without pointers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
@@ -23,6 +24,7 @@ from kernelseam.forking import cached_property
 P = TypeVar("P", bound=Problem)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class StridedDescriptor(Generic[P]):
     """A frozen dataclass whose operands and stride fields AXES names; ``__post_init__`` validates
     them, and ends with ``_keep``."""
@@ -31,8 +33,8 @@ class StridedDescriptor(Generic[P]):
     """Operand → its axes that have a stride field."""
     CALLED: ClassVar[Mapping[str, str]] = {}
     """Operand → its name in stride fields, where it differs."""
-    _problem: P
-    _arrays: Mapping[str, ArrayInfo]
+    _problem: P = field(init=False, repr=False)
+    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     @classmethod
     def stride_fields(cls, name: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from kernelseam.contract import ArrayInfo, Device, Runtime
+from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
 from kernelseam.descriptors.common.contents import Ints, read_integers, refuse_any
 from kernelseam.descriptors.common.operands import (
@@ -111,8 +111,6 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
     preactivation: object = field(default=None, repr=False)
     stride_preactivation_row: int | None = None
     epilogue: EpilogueExpression | Epilogue | None = None
-    _problem: GroupedGemmProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(_MATRICES, ("group", "row")),

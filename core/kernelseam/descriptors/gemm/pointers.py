@@ -83,8 +83,6 @@ class BatchedGemmPointers(BatchFields, ListDescriptor[GemmProblem]):
     a_scales_ptrs: object = field(default=None, repr=False)
     b_scales_ptrs: object = field(default=None, repr=False)
     alignment: int | None = None
-    _problem: GemmProblem = field(init=False, repr=False)
-    _lists: Lists = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         put = object.__setattr__

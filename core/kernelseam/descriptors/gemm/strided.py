@@ -126,8 +126,6 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
     stride_b_scales_head: int | None = None
     b_head_group: int = 1
     epilogue: EpilogueExpression | Epilogue | None = None
-    _problem: GemmProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("A", "B", "C"), ROWS),

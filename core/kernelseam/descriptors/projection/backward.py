@@ -76,8 +76,6 @@ class QkvProjectionBwd(StridedDescriptor[QkvProjectionBwdProblem]):
     stride_d_input_batch: int | None = None
     stride_d_input_row: int | None = None
     stride_d_weight_row: int | None = None
-    _problem: QkvProjectionBwdProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(("dq", "dk", "dv"), ("batch", "head", "row")),
@@ -189,8 +187,6 @@ class OutputProjectionBwd(StridedDescriptor[OutputProjectionBwdProblem]):
     stride_d_attn_out_head: int | None = None
     stride_d_attn_out_row: int | None = None
     stride_d_weight_row: int | None = None
-    _problem: OutputProjectionBwdProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "d_output": ("batch", "row"),

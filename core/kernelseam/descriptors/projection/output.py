@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors.common.operands import (
     describe_all,
     dtype_of,
@@ -64,8 +63,6 @@ class OutputProjection(StridedDescriptor[OutputProjectionProblem]):
     stride_residual_row: int | None = None
     stride_out_batch: int | None = None
     stride_out_row: int | None = None
-    _problem: OutputProjectionProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "attn_out": ("batch", "head", "row"),

@@ -85,8 +85,6 @@ class QkvProjection(RotatedRows[QkvProjectionProblem]):
     stride_input_batch: int | None = None
     stride_input_row: int | None = None
     stride_weight_row: int | None = None
-    _problem: QkvProjectionProblem = field(init=False, repr=False)
-    _arrays: Mapping[str, ArrayInfo] = field(init=False, repr=False)
 
     AXES: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "input": ("batch", "row"),
