@@ -99,7 +99,7 @@ def gradients_ahead(
     operands: Mapping[str, Tensor], options: Mapping[str, Any], bwd_options: Mapping[str, Any]
 ) -> Callable[[], None]:
     """What compiles the gradients of a dense call: the forward's options, and the gradients'."""
-    if operands.keys() != {"q", "k", "v"}:
+    if operands.keys() != {"q", "k", "v"} or any(options.get(n) is not None for n in _FUNCTIONS):
         return lambda: None
     from kernelseam.ops.gradients_ahead import gradients_ahead
 

@@ -25,8 +25,9 @@ from kernelseam.descriptors.common.options import (
     spelled_out,
 )
 from kernelseam.descriptors.common.validation import flag
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask
-from kernelseam.expressions.scores import MaskMod, ScoreMod
+from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
 from kernelseam.interop import torch_attention, torch_nested, torch_scores
 from kernelseam.interop.torch_attention import DIFFERENTIABLE
 from kernelseam.interop.torch_function import (
@@ -249,17 +250,21 @@ def _apply(
         deterministic = flag("deterministic", deterministic)
     if options["out_dtype"] is not None:
         options["out_dtype"] = dtype_name(options["out_dtype"])
-    if mods is not None and not _is_traced(given, needed):
-        backward = _of_gradients(options, deterministic, bwd_implementation)
-        return torch_scores.attention(given, needed, options, mods, implementation, backward)
     known, wants = plain(given)
     usual = not wants and mods is None and bwd_implementation is None
     if usual and known is not None and all(map(known.__contains__, needed)):
         options["implementation"] = implementation
         return torch_attention.forward(known, options)
     operands, traced = tensors(given, needed)
-    operands = autocast(operands, ("q", "k", "v"))
     nested = operands["q"].is_nested
+    if nested and mods is not None:
+        raise InvalidValue(
+            "score_mod, mask_mod, block_mask",
+            "given",
+            "are not supported of nested tensors",
+            "Call attention_varlen on their rows",
+        )
+    operands = autocast(operands, ("q", "k", "v"))
     if traced or nested:
         chosen = {
             "deterministic": deterministic,
@@ -272,10 +277,17 @@ def _apply(
         return _traced(operands, options, chosen, mods)
     check_bwd_implementation(bwd_implementation, "attention_bwd", "q", operands)
     forward = {**options, "implementation": implementation}
-    if not wanted(operands, DIFFERENTIABLE):
-        return torch_attention.forward(operands, forward)
-    backward = _of_gradients(options, deterministic, bwd_implementation)
-    return _Attention.apply(tuple(operands), forward, backward, *operands.values())
+    functions, learnt = dict[str, Any](), list[Tensor]()
+    differentiable: tuple[str, ...] = DIFFERENTIABLE
+    if mods is not None:
+        functions = mods._asdict()
+        learnt = torch_scores.learnt_by(score_expression(*mods), operands)
+        differentiable = tuple(n for n in DIFFERENTIABLE if n != "bias")
+    if not wanted(operands, differentiable) and not learnt:
+        return torch_attention.forward(operands, forward | functions)
+    backward = _of_gradients(options, deterministic, bwd_implementation) | functions
+    every = (*operands.values(), *learnt)
+    return _Attention.apply(tuple(operands), forward | functions, backward, *every)
 
 
 def _of_gradients(
@@ -287,12 +299,6 @@ def _of_gradients(
 
 _OF_GRADIENTS = (*scalars_of(GradientOptions), "backend")
 _FORWARD_ALONE = ("implementation", *[n for n in _USUAL if n not in _OF_GRADIENTS])
-
-
-def _is_traced(given: dict[str, Tensor | None], needed: tuple[str, ...]) -> bool:
-    """Whether an operator is called; nested tensors have none for functions of users."""
-    operands, traced = tensors(given, needed)
-    return traced and not operands["q"].is_nested
 
 
 def _traced(
@@ -328,12 +334,14 @@ def _traced(
 
 @differentiable_once("attention")
 def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gradients:
-    if dout is None and dlse is None:
-        return (None,) * (3 + len(ctx.names))
-    *operands, out, lse = ctx.saved_tensors
     names, needed = ctx.names, ctx.needs_input_grad[3:]
-    given = dict(zip(names, operands, strict=True))
-    asked = dict(zip(names, needed, strict=True))
+    if dout is None and dlse is None:
+        return (None,) * (3 + len(needed))
+    *inputs, out, lse = ctx.saved_tensors
+    given = dict(zip(names, inputs, strict=False))
+    asked = dict(zip(names, needed, strict=False))
+    learnt = [x if w else None for x, w in zip(inputs, needed, strict=True)][len(names) :]
+    of_scores: dict[str, Any] = {"score_gradient": any(needed[len(names) :])} if learnt else {}
     computed = torch_attention.gradients(
         dout,
         dlse,
@@ -342,16 +350,23 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         lse,
         bias_gradient=asked.get("bias", False),
         sink_gradient=asked.get("sinks", False),
+        **of_scores,
         **ctx.options,
     )
     result = dict(zip(DIFFERENTIABLE, computed, strict=False))
-    if all(needed):
+    if not learnt and all(needed):
         return (None, None, None, *map(result.get, names))
-    return (None, None, None, *[result[n] if x else None for n, x in asked.items()])
+    own = [result[n] if x else None for n, x in asked.items()]
+    if any(x is not None for x in learnt):
+        wants = [x for x in learnt if x is not None]
+        made = iter(torch_scores.by_captured(wants, computed.dscores, given, ctx.options))
+        learnt = [None if x is None else next(made) for x in learnt]
+    return (None, None, None, *own, *learnt)
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Operands by name; options of the forward and of the gradients."""
+    """Operands by name; options of the forward and of the gradients; then all operands, and the
+    captured tensors that want gradients."""
 
     @staticmethod
     def forward(
@@ -367,7 +382,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
                 bwd_options.pop(name, None)
             bwd_options["implementation"] = None
         asked = options.get("return_lse", False)
-        operands = dict(zip(names, tensors, strict=True))
+        operands = dict(zip(names, tensors, strict=False))
         if type(asked) is not bool:
             asked = flag("return_lse", asked)
         ahead = expect(partial(torch_attention.gradients_ahead, operands, options, bwd_options))

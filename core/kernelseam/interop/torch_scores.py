@@ -1,9 +1,8 @@
-"""Attention under a score_mod and a mask_mod that torch differentiates: by q, k, v, sinks, and by
-the tensors that the score_mod captures. Imports torch.
+"""Gradients of an attention by the tensors that its score_mod captures. Imports torch.
 
-Gradients by captured tensors begin with those by every score, [B, H, S_q, S_k], which the gradient
-kernel writes; the function itself takes them on through torch's autograd, an entry of the batch at
-a time. Their order is that of torch's own indexing: the same in every run.
+They begin with those by every score, [B, H, S_q, S_k], which the gradient kernel writes; the
+function itself takes them on through torch's autograd, an entry of the batch at a time. Their order
+is that of torch's own indexing: the same in every run.
 """
 
 from __future__ import annotations
@@ -13,23 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.derivatives import array_gradients
 from kernelseam.expressions.scores import ScoreExpression, score_expression
 from kernelseam.expressions.tracing import asked
-from kernelseam.interop import torch_attention
-from kernelseam.interop.torch_function import (
-    Gradients,
-    autocast,
-    check_bwd_implementation,
-    differentiable_once,
-    tensors,
-    wanted,
-)
 
 Tensor = Any
-DIFFERENTIABLE = ("q", "k", "v", "sinks")
 
 
 class Mods(NamedTuple):
@@ -38,36 +26,7 @@ class Mods(NamedTuple):
     block_mask: Any = None
 
 
-def attention(
-    given: Mapping[str, Tensor | None],
-    needed: tuple[str, ...],
-    options: dict[str, Any],
-    mods: Mods,
-    implementation: str | None,
-    backward: dict[str, Any],
-) -> Any:
-    """The result, or (result, lse). ``backward``: options of the gradients."""
-    operands, _ = tensors(given, needed)
-    if operands["q"].is_nested:
-        raise InvalidValue(
-            "score_mod, mask_mod, block_mask",
-            "given",
-            "are not supported of nested tensors",
-            "Call attention_varlen on their rows",
-        )
-    operands = autocast(operands, ("q", "k", "v"))
-    check_bwd_implementation(backward["implementation"], "attention_bwd", "q", operands)
-    forward = {**options, **mods._asdict(), "implementation": implementation}
-    learnt = _learnt(score_expression(*mods), operands)
-    if not wanted(operands, DIFFERENTIABLE) and not learnt:
-        return torch_attention.forward(operands, forward)
-    names = tuple(operands)
-    return _Attention.apply(
-        names, forward, {**backward, **mods._asdict()}, *operands.values(), *learnt
-    )
-
-
-def _learnt(expression: ScoreExpression, operands: Mapping[str, Tensor]) -> list[Tensor]:
+def learnt_by(expression: ScoreExpression, operands: Mapping[str, Tensor]) -> list[Tensor]:
     """The captured tensors that want gradients."""
     if not torch.is_grad_enabled():
         return []
@@ -82,62 +41,7 @@ def _learnt(expression: ScoreExpression, operands: Mapping[str, Tensor]) -> list
     return found
 
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Operands by name, then captured tensors; options of the forward and of the gradients."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        names: tuple[str, ...],
-        options: dict[str, Any],
-        bwd_options: dict[str, Any],
-        *inputs: Tensor,
-    ) -> Any:
-        operands = dict(zip(names, inputs, strict=False))
-        asked = flag("return_lse", options["return_lse"])
-        result = torch_attention.forward(operands, {**options, "return_lse": True}, asked)
-        ctx.names, ctx.options = names, bwd_options
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, *result)
-        return result if asked else result[0]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
-        result: Gradients = _gradients(ctx, *gradients)
-        return result
-
-
-@differentiable_once("attention")
-def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gradients:
-    *inputs, out, lse = ctx.saved_tensors
-    names, count = ctx.names, len(ctx.names)
-    if dout is None and dlse is None:
-        return (None,) * (3 + len(inputs))
-    operands, learnt = dict(zip(names, inputs, strict=False)), inputs[count:]
-    asked = dict(zip(names, ctx.needs_input_grad[3:], strict=False))
-    wants = [i for i, x in enumerate(ctx.needs_input_grad[3 + count :]) if x]
-    computed = torch_attention.gradients(
-        dout,
-        dlse,
-        operands,
-        out,
-        lse,
-        bias_gradient=False,
-        sink_gradient=asked.get("sinks", False),
-        score_gradient=bool(wants),
-        **ctx.options,
-    )
-    by_name = {n: getattr(computed, f"d{n}") for n in DIFFERENTIABLE if asked.get(n)}
-    by_captured: list[Tensor | None] = [None] * len(learnt)
-    if wants:
-        own = [learnt[i] for i in wants]
-        parts = _by_captured(own, computed.dscores, operands, ctx.options)
-        for i, x in zip(wants, parts, strict=True):
-            by_captured[i] = x
-    return (None, None, None, *map(by_name.get, names), *by_captured)
-
-
-def _by_captured(
+def by_captured(
     learnt: list[Tensor],
     dscores: Tensor,
     operands: Mapping[str, Tensor],
