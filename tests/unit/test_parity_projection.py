@@ -154,13 +154,14 @@ def test_operations_dtypes_and_options_are_covered() -> None:
 
 def test_pages_are_shuffled_and_tables_name_only_what_is_used() -> None:
     c = case("qkv-projection-f16-pages-16-rotary")
-    table, positions = projection_places.block_table(c), projection_places.positions(c)
+    own = projection_places.places(c)
+    table, positions = own.block_table, own.positions
     used = np.zeros(table.shape, bool)
     for b, row in enumerate(positions):
         used[b, row // c.page_size] = True
     assert set(table[~used].tolist()) <= set(INVALID_PAGES) and (~used).any()
     pages = table[used].tolist()
-    assert len(set(pages)) == len(pages) < projection_places.pages(c) and pages != sorted(pages)
+    assert len(set(pages)) == len(pages) < own.pages and pages != sorted(pages)
     placement = layout(c).placements["k"]
     assert placement.row_spans is not None and len(placement.row_spans) == c.batch * c.S
     assert (

@@ -2,122 +2,39 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kernelseam.descriptors import PagedCache
 from kernelseam.dtypes import LARGEST, DType
 from kernelseam.oracle.formulas import Array
 from kernelseam.samples.cache_case import CacheCase
 from kernelseam.samples.data.memory import Layout, Placement, RowSpan
+from kernelseam.samples.data.places import Places, of_integers
 
-_TABLE, _SPARE, _ROW_GAP = 7, 3, 3
-"""Columns of a table, pages that nobody uses, and unused elements after rows of integers."""
-_NOWHERE = -7
-"""In tables, where no token asks."""
-Ints = npt.NDArray[np.int64]
-
-
-def _rng(case: CacheCase, n: int) -> np.random.Generator:
-    return np.random.default_rng(zlib.crc32(case.name.encode()) + n)
-
-
-def entries(case: CacheCase) -> int:
-    """Sequences."""
-    return len(case.packed) if case.packed else case.batch
-
-
-def ends(case: CacheCase) -> int:
-    """One beyond the largest position."""
-    return _TABLE * case.page_size
+_TABLE = 7
+"""Columns of a table."""
 
 
 @lru_cache(maxsize=8)
-def tokens_of(case: CacheCase) -> tuple[Ints, Ints]:
-    """(entry, place within it), [batch, S] each; −1 of rows that belong to no sequence."""
-    if not case.packed:
-        shape = case.lead
-        return np.broadcast_to(np.arange(shape[0])[:, None], shape), np.broadcast_to(
-            np.arange(shape[1]), shape
-        )
-    entry, within = np.full(case.lead, -1), np.full(case.lead, -1)
-    at = 2
-    for e, n in enumerate(case.packed):
-        entry[0, at : at + n], within[0, at : at + n] = e, np.arange(n)
-        at += n
-    return entry, within
-
-
-@lru_cache(maxsize=8)
-def lengths(case: CacheCase) -> Ints:
-    """The keys of each entry after an append; the first has fewer than it has rows."""
-    of = case.packed or (case.S,) * case.batch
-    drawn = [int(_rng(case, 5 + i).integers(n, ends(case) + 1)) for i, n in enumerate(of)]
-    if case.direction == "gather":
-        drawn = [min(n, m) for n, m in zip(drawn, of, strict=True)]
-    if drawn and of[0] > 1:
-        drawn[0] = of[0] - 1
-    return np.array(drawn, np.int64)
-
-
-@lru_cache(maxsize=8)
-def positions(case: CacheCase) -> Ints:
-    """[batch, S]; of rows of no sequence −1."""
-    entry, within = tokens_of(case)
-    result: Ints = within.copy()
-    if case.position == "lengths" and case.direction == "append":
-        of = np.array(case.packed or (case.S,) * case.batch)
-        if result.size:
-            result += np.where(entry < 0, 0, (lengths(case) - of)[entry])
-    elif case.position == "given":
-        for e in range(entries(case)):
-            rows = entry == e
-            result[rows] = _rng(case, 40 + e).permutation(ends(case))[: int(rows.sum())]
-    return result if case.places == "table" else np.maximum(result, 0)
-
-
-@lru_cache(maxsize=8)
-def slots(case: CacheCase) -> Ints:
-    """[batch, S]: the slot of each token, −1 where it has none."""
-    entry, _ = tokens_of(case)
-    if case.places != "table":
-        result = _rng(case, 3).permutation(pages(case) * case.page_size)[: entry.size]
-        result = result.reshape(entry.shape).astype(np.int64)
-        result.reshape(-1)[::4] = -1
-        return result
-    at = positions(case)
-    stored = (entry >= 0) & (at >= 0) & (at < ends(case))
-    if case.direction == "gather" and case.position == "lengths" and stored.any():
-        stored &= at < lengths(case)[entry]
-    table = whole_table(case)
-    bounded = np.where(stored, at, 0)
-    page = table[np.maximum(entry, 0), bounded // case.page_size] if stored.any() else bounded
-    return np.where(stored, page * case.page_size + bounded % case.page_size, -1)
-
-
-@lru_cache(maxsize=8)
-def whole_table(case: CacheCase) -> Ints:
-    """A page of its own for every column."""
-    order = _rng(case, 1).permutation(pages(case))[: entries(case) * _TABLE]
-    return order.reshape(entries(case), _TABLE).astype(np.int64)
-
-
-def block_table(case: CacheCase) -> npt.NDArray[np.int32]:
-    """The same where a token asks, else no page."""
-    table = whole_table(case)
-    used = np.isin(table, np.unique(slots(case)[slots(case) >= 0] // case.page_size))
-    return np.where(used, table, _NOWHERE).astype(np.int32)
-
-
-def pages(case: CacheCase) -> int:
-    """The number of pages."""
-    return max(entries(case), 1) * _TABLE + _SPARE
+def places(case: CacheCase) -> Places:
+    """Where its tokens lie."""
+    kinds = {"slots": DType.int32, "slots64": DType.int64}
+    return Places(
+        case.name,
+        case.lead,
+        case.page_size,
+        _TABLE * case.page_size,
+        case.position,
+        case.packed,
+        2,
+        slot_dtype=kinds.get(case.places),
+        gathers=case.direction == "gather",
+    )
 
 
 def shapes(case: CacheCase) -> dict[str, tuple[int, int, int, int]]:
@@ -130,7 +47,7 @@ def shapes(case: CacheCase) -> dict[str, tuple[int, int, int, int]]:
         if dim:
             result |= dict.fromkeys((name, f"{name}_pages"), (B, case.kv_heads, S, dim))
             if case.direction == "copy":
-                result[name] = (pages(case), case.kv_heads, case.page_size, dim)
+                result[name] = (places(case).pages, case.kv_heads, case.page_size, dim)
     return result
 
 
@@ -173,7 +90,7 @@ def values(case: CacheCase, rng: np.random.Generator) -> dict[str, Array]:
             inputs[name] = (1 + rng.standard_normal(case.head_dim) / 4).astype(case.norm.numpy)
     if case.rotary:
         half = case.turned // 2
-        angles = np.arange(ends(case))[:, None] / 50.0 ** (np.arange(half) / max(half, 1))
+        angles = np.arange(places(case).ends)[:, None] / 50.0 ** (np.arange(half) / max(half, 1))
         inputs |= {
             "cos": np.cos(angles).astype(np.float32),
             "sin": np.sin(angles).astype(np.float32),
@@ -190,23 +107,14 @@ def _scale_names(case: CacheCase) -> tuple[str, ...]:
 
 
 def _integers(case: CacheCase) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    own = places(case)
     if case.direction == "copy":
-        table = whole_table(case)
-        found["sources"] = table[:, 1].astype(np.int32)
-        found["block_table"] = table[:, :1].astype(np.int32)
-    elif case.places == "table":
-        found["block_table"] = block_table(case)
-        if case.position == "lengths":
-            found["kv_lengths"] = lengths(case).astype(np.int32)
-        if case.packed:
-            found["cu_seqlens"] = np.cumsum((2, *case.packed)).astype(np.int32)
-    else:
-        wide = case.places == "slots64"
-        found["slot_mapping"] = slots(case).astype(np.int64 if wide else np.int32)
-    if case.position == "given" and (case.places == "table" or case.rotary):
-        found["positions"] = positions(case).astype(np.int32)
-    return found
+        sources, destinations = own.whole_table[:, 1], own.whole_table[:, :1]
+        return {
+            "sources": sources.astype(np.int32),
+            "block_table": destinations.astype(np.int32),
+        }
+    return own.integers(case.places == "table" or bool(case.rotary))
 
 
 def placements(case: CacheCase) -> dict[str, Placement]:
@@ -222,7 +130,7 @@ def placements(case: CacheCase) -> dict[str, Placement]:
         if name in (*outputs(case), "q") and (name == "q_out" or case.direction == "gather"):
             spans = tuple(
                 RowSpan(int(b), int(s), 1, int(b * strides[0] + s * strides[2]))
-                for b, s in np.argwhere(slots(case) >= 0)
+                for b, s in np.argwhere(places(case).slots >= 0)
             )
         least = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         empty = 0 in shape
@@ -237,7 +145,7 @@ def placements(case: CacheCase) -> dict[str, Placement]:
         placements["q_out"] = Placement(
             "q", *(getattr(placements["q_out"], n) for n in ("dtype", "shape", "strides", "offset"))
         )
-    f32, i32 = DType.float32, DType.int32
+    f32 = DType.float32
     if case.scaled == "heads":
         for name in _scale_names(case):
             placements[name] = Placement(name, f32, (1, case.kv_heads, 1), (0, 2, 0))
@@ -250,32 +158,20 @@ def placements(case: CacheCase) -> dict[str, Placement]:
     if case.rotary:
         half = case.turned // 2
         for name in ("cos", "sin"):
-            placements[name] = Placement(name, f32, (ends(case), half), (half + 4, 1))
-    for name, x in _integers(case).items():
-        kind = DType.int64 if x.dtype == np.int64 else i32
-        row = x.shape[-1] + _ROW_GAP
-        placements[name] = Placement(name, kind, x.shape, (row, 1)[2 - x.ndim :])
-    return placements
+            placements[name] = Placement(name, f32, (places(case).ends, half), (half + 4, 1))
+    return placements | of_integers(_integers(case))
 
 
 def _paged(case: CacheCase, name: str, shape: tuple[int, ...], dtype: DType) -> Placement:
     """Rows of tokens, scattered over pages."""
-    dim = shape[3] if len(shape) == 4 else 1
-    whole = (pages(case), case.kv_heads, case.page_size, dim)
-    strides = case.operand_layout(name).strides(whole, dtype.itemsize)
-    if len(shape) == 3:
-        strides = (case.kv_heads * case.page_size, 1, case.kv_heads)
-    at = whole_table(case)[:, :1] * case.page_size + np.arange(case.page_size)
-    at = at if case.direction == "copy" else slots(case)
-    spans = tuple(
-        RowSpan(int(b), int(s), 1, page * strides[0] + row * strides[2])
-        for b, s in np.argwhere(at >= 0)
-        for page, row in [divmod(int(at[b, s]), case.page_size)]
-    )
-    steps = (*strides, 1)[: len(shape)]
-    least = 1 + sum((n - 1) * s for n, s in zip(whole[: len(shape)], steps, strict=True))
-    offset = case.operand_layout(name).offset
-    return Placement(name, dtype, shape, steps, offset, None, spans, least)
+    own, at, operand_layout = places(case), None, case.operand_layout(name)
+    if case.direction == "copy":
+        at = own.whole_table[:, :1] * case.page_size + np.arange(case.page_size)
+    strides: tuple[int, ...] = (case.kv_heads * case.page_size, 1, case.kv_heads)
+    if len(shape) == 4:
+        whole = (own.pages, case.kv_heads, case.page_size, shape[3])
+        strides = (*operand_layout.strides(whole, dtype.itemsize), 1)
+    return own.in_pages(name, dtype, shape, strides, operand_layout.offset, at)
 
 
 def describe(case: CacheCase, layout: Layout, addresses: Mapping[str, Any]) -> PagedCache:
@@ -296,7 +192,7 @@ def describe(case: CacheCase, layout: Layout, addresses: Mapping[str, Any]) -> P
         fields |= {
             "rotary_style": case.rotary,
             "rotary_dim": case.turned,
-            "max_position": ends(case),
+            "max_position": places(case).ends,
         }
     if case.norm:
         fields |= {"dtype_norm": case.norm, "eps": 1e-5}
@@ -309,7 +205,7 @@ def describe(case: CacheCase, layout: Layout, addresses: Mapping[str, Any]) -> P
         kv_heads=case.kv_heads,
         head_dim=case.head_dim,
         value_dim=case.value_dim,
-        pages=pages(case),
+        pages=places(case).pages,
         page_size=case.page_size,
         scales=case.scaled or None,
         dtype=case.dtype,

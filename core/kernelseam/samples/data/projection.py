@@ -21,7 +21,7 @@ from kernelseam.oracle.projections import (
     qkv_projection,
     qkv_projection_bwd,
 )
-from kernelseam.samples.data import projection_places as places
+from kernelseam.samples.data import projection_places
 from kernelseam.samples.data.memory import (
     Layout,
     Placement,
@@ -29,6 +29,7 @@ from kernelseam.samples.data.memory import (
     repeated_copy,
     unrepeated_shape,
 )
+from kernelseam.samples.data.projection_places import given_scales, places
 from kernelseam.samples.projection_case import ProjectionCase
 
 Shape = tuple[int, int, int, int]
@@ -99,14 +100,14 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
         count = case.width if case.operation == "qkv_projection" else case.hidden
         inputs["bias"] = drawn(rng, (count,), case.bias, case.data)
     if case.rotary:
-        angles = np.arange(places.ends(case))[:, None] / 50.0 ** (
+        angles = np.arange(places(case).ends)[:, None] / 50.0 ** (
             np.arange(case.turned // 2) / max(case.turned // 2, 1)
         )
         inputs |= {
             "cos": np.cos(angles).astype(np.float32),
             "sin": np.sin(angles).astype(np.float32),
         }
-    return {**inputs, **places.given_scales(case, rng), **places.integers(case)}
+    return {**inputs, **given_scales(case, rng), **places(case).integers()}
 
 
 def placements(case: ProjectionCase) -> dict[str, Placement]:
@@ -136,9 +137,9 @@ def placements(case: ProjectionCase) -> dict[str, Placement]:
         for name in ("cos", "sin"):
             half = case.turned // 2
             placements[name] = Placement(
-                name, DType.float32, (places.ends(case), half), (half + 3, 1)
+                name, DType.float32, (places(case).ends, half), (half + 3, 1)
             )
-    placements |= places.placements(case)
+    placements |= projection_places.placements(case)
     return placements
 
 
@@ -153,9 +154,9 @@ def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Placem
             operand_layout.offset,
         )
     dtype = case.dtype_pages or dtype
-    whole = (places.pages(case), shape[1], case.page_size, shape[3])
+    whole = (places(case).pages, shape[1], case.page_size, shape[3])
     strides = (*operand_layout.strides(whole, dtype.itemsize), 1)
-    return places.in_pages(case, name, dtype, shape, strides, operand_layout.offset)
+    return places(case).in_pages(name, dtype, shape, strides, operand_layout.offset)
 
 
 Described = QkvProjection | OutputProjection | QkvProjectionBwd | OutputProjectionBwd
@@ -206,12 +207,12 @@ def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any])
         fields |= {
             "rotary_style": case.rotary,
             "rotary_dim": case.turned,
-            "max_position": places.ends(case),
+            "max_position": places(case).ends,
         }
     if case.operation == "qkv_projection":
         fields["first_position"] = case.first_position
     if case.page_size:
-        fields |= {"pages": places.pages(case), "page_size": case.page_size}
+        fields |= {"pages": places(case).pages, "page_size": case.page_size}
         if not case.slots:
             fields["table_width"] = layout.placements["block_table"].shape[1]
         if case.sequences:
@@ -235,7 +236,7 @@ def expected(case: ProjectionCase, x: Mapping[str, Array]) -> dict[str, tuple[Ge
             x.get("cos"),
             x.get("sin"),
             case.rotary,
-            places.positions(case),
+            places(case).positions,
         )
     if case.operation == "output_projection":
         return output_projection(x["attn_out"], x["weight"][0, 0], x.get("bias"), x.get("residual"))

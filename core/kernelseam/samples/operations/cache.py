@@ -34,8 +34,8 @@ class PagedCaches(Operation[CacheCase, Expected]):
         rows, scales = dict[str, CacheRows](), dict[str, Array]()
         if case.direction == "copy":
             return {f"{n}_pages": oracle.copied(inputs[n][inputs["sources"]]) for n in "kv"}, {}
-        stored = (data.slots(case) >= 0)[:, None, :, None]
-        positions = np.clip(data.positions(case), 0, data.ends(case) - 1)
+        stored = (data.places(case).slots >= 0)[:, None, :, None]
+        positions = np.clip(data.places(case).positions, 0, data.places(case).ends - 1)
         tables = (inputs["cos"], inputs["sin"]) if case.rotary else None
         exact = case.dtype is case.pages_dtype and not (case.rotary or case.norm or case.scaled)
         for name in data.outputs(case):
@@ -64,7 +64,7 @@ class PagedCaches(Operation[CacheCase, Expected]):
         rows, scales = expected
         written = {}
         if case.scaled == "tokens" and case.direction == "append":
-            stored = (data.slots(case) >= 0)[:, None]
+            stored = (data.places(case).slots >= 0)[:, None]
             for name in rows:
                 if name != "q_out":
                     own = results[f"{name[0]}_scales"]
