@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kernelseam.interop.torch_function import (
@@ -16,7 +15,7 @@ from kernelseam.interop.torch_function import (
     wanted,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
-from kernelseam.interop.torch_library.grouped_list import gradients, multiply
+from kernelseam.interop.torch_library.grouped_list import multiply
 from kernelseam.ops import grouped_list
 
 
@@ -50,40 +49,10 @@ def grouped_mm_list(
     operands, traced = tensors(given, tuple(given))
     operands = autocast(operands, tuple(given))
     count, whole = len(a), list(operands.values())
-    if traced:
-        options["bwd_implementation"] = bwd_implementation
-        return multiply(whole[:count], whole[count:], None, **options)
-    check_bwd_implementation(bwd_implementation, "grouped_gemm_pointers", "a[0]", operands)
-    of_8_bits = operands["a[0]"].itemsize == 1
-    if wanted(operands, () if of_8_bits else tuple(given)):
-        return list(_Products.apply(count, options, bwd_implementation, *whole))
-    return grouped_list.grouped_mm_list(whole[:count], whole[count:], **options)
-
-
-class _Products(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(
-        ctx: Any,
-        count: int,
-        options: dict[str, Any],
-        bwd_implementation: str | None,
-        *operands: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(*operands)
-        ctx.options = {**options, "out_dtype": None, "implementation": bwd_implementation}
-        ctx.options["bwd_implementation"] = bwd_implementation
-        return tuple(grouped_list.grouped_mm_list(operands[:count], operands[count:], **options))
-
-    @staticmethod
-    def backward(ctx: Any, *dcs: Tensor) -> tuple[Any, ...]:
-        return (
-            None,
-            None,
-            None,
-            *gradients(
-                lambda a, b: grouped_mm_list(a, b, **ctx.options),
-                dcs,
-                ctx.saved_tensors,
-                ctx.needs_input_grad[3:],
-            ),
-        )
+    if not traced:
+        check_bwd_implementation(bwd_implementation, "grouped_gemm_pointers", "a[0]", operands)
+        of_8_bits = operands["a[0]"].itemsize == 1
+        if not wanted(operands, () if of_8_bits else tuple(given)):
+            return grouped_list.grouped_mm_list(whole[:count], whole[count:], **options)
+    options["bwd_implementation"] = bwd_implementation
+    return multiply(whole[:count], whole[count:], None, **options)
