@@ -55,4 +55,4 @@ def grouped_mm_list(
         if not wanted(operands, () if of_8_bits else tuple(given)):
             return grouped_list.grouped_mm_list(whole[:count], whole[count:], **options)
     options["bwd_implementation"] = bwd_implementation
-    return multiply(whole[:count], whole[count:], None, **options)
+    return multiply(whole[:count], whole[count:], **options)

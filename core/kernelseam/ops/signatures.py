@@ -60,17 +60,33 @@ class Gradients(Scores, total=False):
     deterministic: bool
 
 
-class Packed(Scores, Functions, OnArrays, total=False):
-    """Options of ``attention_varlen``."""
+class Stored(TypedDict, total=False):
+    """Keys, values and queries as they may be stored."""
 
-    batch_invariant: bool
     latent: bool
-    out: Any
     q_scales: Any
     k_scales: Any
     v_scales: Any
     q_scale_block: int | None
     scale_block: int | None
+
+
+class InPages(TypedDict, total=False):
+    """Keys and values in pages, and queries that may be packed."""
+
+    cu_seqlens_q: Any
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    layout: str
+    kv_layout: str
+    prefix_groups: int | None
+
+
+class Packed(Scores, Functions, Stored, OnArrays, total=False):
+    """Options of ``attention_varlen``."""
+
+    batch_invariant: bool
+    out: Any
 
 
 class Dense(Packed, total=False):
@@ -80,15 +96,8 @@ class Dense(Packed, total=False):
     layout: str
 
 
-class Paged(Packed, total=False):
+class Paged(InPages, Packed, total=False):
     """Options of ``attention_paged``."""
-
-    cu_seqlens_q: Any
-    max_seqlen_q: int | None
-    max_seqlen_k: int | None
-    layout: str
-    kv_layout: str
-    prefix_groups: int | None
 
 
 class PackedTensors(Scores, Functions, OnTensors, total=False):
@@ -114,22 +123,10 @@ class Sharded(Scores, OnTensors, total=False):
     deterministic: bool
 
 
-class PagedTensors(Scores, Functions, ExecutionOptions, total=False):
+class PagedTensors(InPages, Scores, Functions, Stored, ExecutionOptions, total=False):
     """Options of ``interop.torch.attention_paged``."""
 
     batch_invariant: bool
-    cu_seqlens_q: Any
-    max_seqlen_q: int | None
-    max_seqlen_k: int | None
-    layout: str
-    kv_layout: str
-    q_scales: Any
-    k_scales: Any
-    v_scales: Any
-    q_scale_block: int | None
-    scale_block: int | None
-    latent: bool
-    prefix_groups: int | None
     out_dtype: Any
 
 

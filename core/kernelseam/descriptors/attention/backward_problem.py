@@ -11,7 +11,6 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 
-INPUTS = ("q", "k", "v", "out", "lse")
 """Operands of the forward that the gradients read, its results among them."""
 
 

@@ -4,6 +4,7 @@ differentiate again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,34 +91,17 @@ def _setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None
 
 def _backward(ctx: Any, dcs: Tensors) -> Any:
     operands, count = ctx.saved_tensors, len(dcs)
-
-    def multiply(a: Tensors, b: Tensors) -> list[Tensor]:
-        made: list[Tensor] = GROUPED_MM_LIST(a, b, **ctx.options)
-        return made
-
-    made = gradients(multiply, dcs, operands, ctx.wanted)
-    return made[:count], made[count:], [None] * count
-
-
-def gradients(
-    multiply: Callable[[Tensors, Tensors], Tensors],
-    dcs: Tensors,
-    operands: Tensors,
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    """Those by a and b, which are ``operands`` one after the other, as far as they are
-    ``wanted``."""
-    count = len(dcs)
     a, b = operands[:count], operands[count:]
     dc = [with_matrices(x.to(y.dtype)) for x, y in zip(dcs, a, strict=True)]
-    of = [i for i, w in enumerate(wanted[: 2 * count]) if w]
+    of = [i for i, wanted in enumerate(ctx.wanted[: 2 * count]) if wanted]
     made = in_parts(
-        multiply,
+        partial(multiply, **ctx.options),
         [dc[i] if i < count else a[i - count].mT for i in of],
         [b[i].mT if i < count else dc[i - count] for i in of],
     )
     by_place = dict(zip(of, made, strict=True))
-    return [by_place.get(i) for i in range(2 * count)]
+    every = [by_place.get(i) for i in range(2 * count)]
+    return every[:count], every[count:], [None] * count
 
 
 def in_parts(multiply: Callable[..., Tensors], *lists: Tensors) -> list[Tensor]:
@@ -157,7 +141,7 @@ GROUPED_MM_LIST = define(
 )
 
 
-def multiply(a: Tensors, b: Tensors, out: Tensors | None, **options: Any) -> list[Tensor]:
+def multiply(a: Tensors, b: Tensors, out: Tensors | None = None, **options: Any) -> list[Tensor]:
     """The operator, while torch traces the call. Products of DTensors, and in a backward of batched
     gradients, are called one after the other: torch takes no lists there."""
     if are_sharded((*a, *b)) or (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,8 +64,8 @@ _OF_PRODUCTS, _OF_GROUPS = scalars_of(ProductOptions), scalars_of(GroupedOptions
 _OF_LISTS = scalars_of(ListOptions)
 _OF_PRODUCT_GRADIENTS = scalars_of(ProductGradientOptions)
 _OF_QKV, _OF_QKV_GRADIENTS = scalars_of(QkvOptions), scalars_of(QkvGradientOptions)
-_OF_APPEND, _OF_GATHER = scalars_of(AppendOptions), scalars_of(GatherOptions)
-_OF_OUTPUT, _OF_OUTPUT_GRADIENTS = scalars_of(OutputOptions), scalars_of(OutputGradientOptions)
+_OF_GATHER = scalars_of(GatherOptions)
+_OF_OUTPUT_GRADIENTS = scalars_of(OutputGradientOptions)
 
 
 uncompiled(operate, with_epilogue, with_expression)
@@ -79,6 +79,21 @@ def _filled(arrays: Arrays, results: Results) -> Results:
     for name, x in given.items():
         x.copy_(results[name])
     return results
+
+
+def _by(
+    operator: Any, operands: tuple[str, ...], options: tuple[str, ...], *results: str
+) -> Callable[..., Results]:
+    """What hands a call over to an operator of these operands, options and results."""
+
+    def hand_over(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
+        given = dict(zip(options, values, strict=True))
+        given |= {"backend": backend, "implementation": implementation}
+        made = operator(*_ordered(arrays, operands), **given)
+        every = made if isinstance(made, tuple) else (made,)
+        return _filled(arrays, dict(zip(results, every, strict=False)))
+
+    return hand_over
 
 
 def _window(window: Any) -> dict[str, Any]:
@@ -259,36 +274,11 @@ def _product_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any)
     return _asked(("da", "db"), made, (given["a_gradient"], given["b_gradient"]))
 
 
-def _merged(arrays: Arrays, options: Any, backend: Any, implementation: Any) -> Results:
-    out, lse = merge.MERGE_STATES(
-        *_ordered(arrays, ("outs", "lses", "out")),
-        out_dtype=options[0],
-        layout=options[1],
-        backend=backend,
-        implementation=implementation,
-    )
-    return _filled(arrays, {"out": out, "lse": lse})
-
-
-def _appended(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    given = dict(zip(_OF_APPEND, values, strict=True))
-    given |= {"backend": backend, "implementation": implementation}
-    result = cache.APPEND_PAGED(*_ordered(arrays, cache.APPEND), **given)
-    return _filled(arrays, {"q_out": result})
-
-
 def _gathered(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
     given = dict(zip(_OF_GATHER, values, strict=True))
     given |= {"backend": backend, "implementation": implementation}
     k, v = cache.GATHER_PAGED(*_ordered(arrays, cache.GATHER), **given)
     return _filled(arrays, {"k": k, "v": v} if "v_pages" in arrays else {"k": k})
-
-
-def _copied(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    (kv_layout,) = values
-    given = {"kv_layout": kv_layout, "backend": backend, "implementation": implementation}
-    cache.COPY_PAGES(*_ordered(arrays, cache.COPY), **given)
-    return {}
 
 
 def _qkv(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
@@ -337,15 +327,6 @@ def _asked(names: tuple[str, ...], made: Any, asked: tuple[bool, ...]) -> Result
     return {n: x for n, x, a in zip(names, made, asked, strict=True) if a}
 
 
-def _output(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
-    given = dict(zip(_OF_OUTPUT, values, strict=True))
-    operands = _ordered(arrays, projection.OUTPUT)
-    out = projection.FUSED_OUTPUT(
-        *operands, **given, backend=backend, implementation=implementation
-    )
-    return _filled(arrays, {"out": out})
-
-
 def _output_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
     given = dict(zip(_OF_OUTPUT_GRADIENTS, values, strict=True))
     _check_axis("d_output", arrays["d_output"])
@@ -367,12 +348,18 @@ OPERATORS: dict[Any, Any] = {
     gemm_bwd_ops.gradient_work: _product_bwd,
     grouped_ops.grouped_work: _grouped,
     list_ops.list_work: _listed,
-    merge_ops.merge_work: _merged,
-    cache_ops.append_work: _appended,
+    merge_ops.merge_work: _by(
+        merge.MERGE_STATES, ("outs", "lses", "out"), ("out_dtype", "layout"), "out", "lse"
+    ),
+    cache_ops.append_work: _by(
+        cache.APPEND_PAGED, cache.APPEND, scalars_of(AppendOptions), "q_out"
+    ),
     cache_ops.gather_work: _gathered,
-    cache_ops.copy_work: _copied,
+    cache_ops.copy_work: _by(cache.COPY_PAGES, cache.COPY, ("kv_layout",)),
     projection_ops.qkv_work: _qkv,
-    projection_ops.output_work: _output,
+    projection_ops.output_work: _by(
+        projection.FUSED_OUTPUT, projection.OUTPUT, scalars_of(OutputOptions), "out"
+    ),
     projection_bwd_ops.qkv_work: _qkv_bwd,
     projection_bwd_ops.output_work: _output_bwd,
 }
