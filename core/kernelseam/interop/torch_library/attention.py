@@ -288,56 +288,18 @@ _DENSE_BWD = (
     f"attention_bwd({_GRADIENTS}, {_DENSE}, *, {_SCORES}, {_LAYOUT}, "
     f"{schema_of(_DEFAULTS, 'max_seqlen_q', 'max_seqlen_k')}, {_BACKWARD}) -> {_FIVE}"
 )
-ATTENTION_BWD = define(
-    _DENSE_BWD,
-    _bwd_computed(DENSE),
-    _bwd_fake(DENSE),
-    backward=once_only("attention"),
-    batched=_dense_bwd_batched,
-    flops=flops.attention_bwd(DENSE),
-)
 _DENSE_FORWARD = (
     f"attention({_DENSE}, {_SCALES}, {_GIVEN}, *, {_SCORES}, {_LAYOUT}, {_LATENT}, {_BLOCKS}, "
     f"{_FORWARD}) -> (Tensor, Tensor)"
-)
-ATTENTION = _with_lse(
-    _DENSE_FORWARD,
-    _computed(FORWARD_DENSE),
-    _faked(FORWARD_DENSE),
-    setup=_setup(FORWARD_DENSE),
-    backward=_backward(FORWARD_DENSE, ATTENTION_BWD),
-    batched=_dense_batched,
-    flops=flops.attention(DENSE),
 )
 _VARLEN_BWD = (
     f"attention_varlen_bwd({_GRADIENTS}, {_VARLEN}, *, {_LENGTHS}, {_SCORES}, {_BACKWARD}) "
     f"-> {_FIVE}"
 )
-VARLEN_BWD = define(
-    _VARLEN_BWD,
-    _bwd_computed(VARLEN),
-    _bwd_fake(VARLEN),
-    backward=once_only("attention_varlen"),
-    flops=flops.attention_bwd(VARLEN),
-)
 _VARLEN_FORWARD = (
     f"attention_varlen({_VARLEN}, {_SCALES}, {_GIVEN}, *, {_LENGTHS}, {_SCORES}, {_LATENT}, "
     f"{_BLOCKS}, {_FORWARD}) -> (Tensor, Tensor)"
 )
-ATTENTION_VARLEN = _with_lse(
-    _VARLEN_FORWARD,
-    _computed(FORWARD_VARLEN),
-    _faked(FORWARD_VARLEN),
-    setup=_setup(FORWARD_VARLEN),
-    backward=_backward(FORWARD_VARLEN, VARLEN_BWD),
-    flops=flops.attention(VARLEN),
-)
-
-
-def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-    refuse_gradients(ctx, (*PAGED, *CAPTURED)[: len(ctx.wanted)], ())
-
-
 _PAGED_FORWARD = (
     "attention_paged(Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, "
     f"Tensor kv_lengths, Tensor? cu_seqlens_q=None, {_ADDED}, {_SCALES}, {_GIVEN}, "
@@ -347,19 +309,55 @@ _PAGED_FORWARD = (
     f"bool return_lse=True, {schema_of(_DEFAULTS, 'out_dtype', 'batch_invariant')}, "
     f"{CHOSEN}) -> (Tensor, Tensor)"
 )
-ATTENTION_PAGED = define(
-    _PAGED_FORWARD,
-    _computed(PAGED),
-    _paged_fake,
-    setup=_paged_setup,
-    backward=once_only("attention_paged"),
-    flops=flops.attention(PAGED),
-)
-# ---- with a score_mod, a mask_mod or a block mask: an expression, and what it captured
+
+
+def _paged_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    refuse_gradients(ctx, (*PAGED, *CAPTURED)[: len(ctx.wanted)], ())
+
+
+def _differentiated(
+    names: tuple[str, ...],
+    forward: str,
+    of_gradients: tuple[str, ...],
+    backward: str,
+    batched: tuple[dict[str, Any], dict[str, Any]] = ({}, {}),
+) -> tuple[Any, Any]:
+    """(forward, gradients), by their operands and schemas and what batches each."""
+    function = forward.partition("(")[0].removesuffix("_mods")
+    gradients = define(
+        backward,
+        _bwd_computed(of_gradients),
+        _bwd_fake(of_gradients),
+        backward=once_only(function),
+        flops=flops.attention_bwd(of_gradients),
+        **batched[1],
+    )
+    result = _with_lse(
+        forward,
+        _computed(names),
+        _faked(names),
+        setup=_setup(names),
+        backward=_backward(names, gradients),
+        flops=flops.attention(names),
+        **batched[0],
+    )
+    return result, gradients
+
+
+def _in_pages(names: tuple[str, ...], schema: str) -> Any:
+    return define(
+        schema,
+        _computed(names),
+        _paged_fake,
+        setup=_paged_setup,
+        backward=once_only("attention_paged"),
+        flops=flops.attention(names),
+    )
 
 
 def _of_mods(schema: str) -> str:
-    """An operator's schema with an expression among its options, and operands for its arrays."""
+    """An operator's schema with an expression among its options, of a score_mod, a mask_mod or a
+    block mask, and operands for the arrays that it captured."""
     name, _, rest = schema.partition("(")
     more = f"{tensors_of(optional=CAPTURED)}, *, str expression, float[] captured_numbers, "
     return f"{name}_mods({rest}".replace("*, ", more, 1)
@@ -367,44 +365,24 @@ def _of_mods(schema: str) -> str:
 
 def _mods(
     names: tuple[str, ...], forward: str, of_gradients: tuple[str, ...], backward: str
-) -> tuple[tuple[Any, tuple[str, ...]], tuple[Any, tuple[str, ...]]]:
-    """(forward, gradients), each an operator and its operands."""
+) -> dict[tuple[str, ...], tuple[Any, tuple[str, ...]]]:
     own, own_bwd = (*names, *CAPTURED), (*of_gradients, *CAPTURED)
-    gradients = define(
-        _of_mods(backward),
-        _bwd_computed(own_bwd),
-        _bwd_fake(own_bwd),
-        backward=once_only("attention"),
-        flops=flops.attention_bwd(own_bwd),
-    )
-    result = _with_lse(
-        _of_mods(forward),
-        _computed(own),
-        _faked(own),
-        setup=_setup(own),
-        backward=_backward(own, gradients),
-        flops=flops.attention(own),
-    )
-    return (result, own), (gradients, own_bwd)
+    result, gradients = _differentiated(own, _of_mods(forward), own_bwd, _of_mods(backward))
+    return {names: (result, own), of_gradients: (gradients, own_bwd)}
 
 
-_dense_mods = _mods(FORWARD_DENSE, _DENSE_FORWARD, DENSE, _DENSE_BWD)
-_varlen_mods = _mods(FORWARD_VARLEN, _VARLEN_FORWARD, VARLEN, _VARLEN_BWD)
-_paged = (*PAGED, *CAPTURED)
-_paged_mods = define(
-    _of_mods(_PAGED_FORWARD),
-    _computed(_paged),
-    _paged_fake,
-    setup=_paged_setup,
-    backward=once_only("attention_paged"),
-    flops=flops.attention(_paged),
+_OF_DENSE = FORWARD_DENSE, _DENSE_FORWARD, DENSE, _DENSE_BWD
+_OF_VARLEN = FORWARD_VARLEN, _VARLEN_FORWARD, VARLEN, _VARLEN_BWD
+ATTENTION, ATTENTION_BWD = _differentiated(
+    *_OF_DENSE, ({"batched": _dense_batched}, {"batched": _dense_bwd_batched})
 )
+ATTENTION_VARLEN, VARLEN_BWD = _differentiated(*_OF_VARLEN)
+ATTENTION_PAGED = _in_pages(PAGED, _PAGED_FORWARD)
+_PAGED_MODS = (*PAGED, *CAPTURED)
 MODS: dict[tuple[str, ...], tuple[Any, tuple[str, ...]]] = {
-    FORWARD_DENSE: _dense_mods[0],
-    FORWARD_VARLEN: _varlen_mods[0],
-    PAGED: (_paged_mods, _paged),
-    DENSE: _dense_mods[1],
-    VARLEN: _varlen_mods[1],
+    **_mods(*_OF_DENSE),
+    **_mods(*_OF_VARLEN),
+    PAGED: (_in_pages(_PAGED_MODS, _of_mods(_PAGED_FORWARD)), _PAGED_MODS),
 }
 """By the operands of an operator: the one that takes an expression, too, and its operands."""
 TAKEN = {
