@@ -20,7 +20,7 @@ import csv
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
 from kernelseam.kernels import Covered, build_binary, covering
-from kernelseam.parity.cases.covering import covering as with_new_values
 from kernelseam.parity.cases.covering import fewest
 from kernelseam.plugins import plugins
 
@@ -66,13 +65,10 @@ OWN = ("sm_75", "gfx90a")
 """Archs with tiles of their own, which are nearly those of others: as rare."""
 PART = 25
 SHARED = (("sm_80", "sm_86", "sm_90a"), ("gfx942", "gfx1100", "gfx950", "gfx1201"))
-"""Archs that take turns: of a kernel with MANY specs every run of the tests compiles those that
-have a field value which none before had, each for one of these archs. The slow tests compile all,
-for all. There is no time for more: a run sees a third of what is particular to sm_80 in these, and
-a quarter of what is to gfx950. A kernel of one arch takes no turns."""
-MANY = 5
-"""Specs of a kernel for which archs take turns: of fewer each arch has all, or a kind of arch might
-have none."""
+"""Archs that take turns: of a kernel's specs every run of the tests compiles few that have every
+field value, each for one of these archs, or for several where they are fewer than the archs. The
+slow tests compile all, for all. There is no time for more: a run sees a third of what is particular
+to sm_80 in these, and a quarter of what is to gfx950. A kernel of one arch takes no turns."""
 READ = ("sm_90a",)
 """Archs whose kernels' PTX tests read."""
 COLUMNS = (
@@ -152,32 +148,29 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
     if arch in (*ALIKE, *MIXED, *OWN):
         return number % PART > 0
     turns = next((archs for archs in SHARED if arch in archs), ())
-    if covered.kernel.archs or not turns or _count()[covered.kernel.entry] < MANY:
-        return False
-    place = taking_turns().get(number)
-    return place is None or turns[_turn(place, len(turns))] != arch
+    return bool(turns) and not covered.kernel.archs and arch not in whose_turn(number, turns)
 
 
 @cache
-def _count() -> Counter[str]:
-    """Specs of each shared kernel that could be compiled in every run."""
-    return Counter(c.kernel.entry for c in covering() if c.often)
+def taking_turns() -> dict[int, tuple[int, int]]:
+    """Of the covering choice's shared kernels, the numbers of few specs that have every field
+    value; each with its place among its kernel's, and how many those are."""
+    kernels: dict[str, dict[Any, int]] = {}
+    for i, covered in enumerate(covering()):
+        if covered.often:
+            kernels.setdefault(covered.kernel.entry, {})[covered.spec] = i
+    chosen = [sorted(numbers[s] for s in fewest(numbers)) for numbers in kernels.values()]
+    return {number: (place, len(few)) for few in chosen for place, number in enumerate(few)}
 
 
-@cache
-def taking_turns() -> dict[int, int]:
-    """Of the covering choice's kernels with MANY specs, the numbers of those specs that have a new
-    field value; each with its place among its kernel's."""
-    places: dict[int, int] = {}
-    for entry, count in _count().items():
-        known = [
-            (i, c.spec) for i, c in enumerate(covering()) if c.often and c.kernel.entry == entry
-        ]
-        if count >= MANY:
-            needed = {id(s) for s in with_new_values([s for _, s in known], each_dtype=False)}
-            numbers = [i for i, s in known if id(s) in needed]
-            places |= {number: place for place, number in enumerate(numbers)}
-    return places
+def whose_turn(number: int, archs: Sequence[str]) -> list[str]:
+    """Which of the archs compile what is that number of the covering choice in every run."""
+    if number not in taking_turns():
+        return []
+    place, count = taking_turns()[number]
+    if count < len(archs):
+        return [a for i, a in enumerate(archs) if i % count == place]
+    return [archs[_turn(place, len(archs))]]
 
 
 def _with_every_value(kernels: Iterable[Covered]) -> set[tuple[str, Any]]:
@@ -188,14 +181,10 @@ def _with_every_value(kernels: Iterable[Covered]) -> set[tuple[str, Any]]:
     return {(entry, s) for entry, known in specs.items() for s in fewest(known)}
 
 
-def _turn(number: int, of: int) -> int:
-    """Whose turn it is: the sum of digits, which has no period that the covering choice could have.
-    From 1 on it gives every arch each large kernel, which test_kernel_table.py asserts."""
-    digits = 0
-    while number:
-        number, digit = divmod(number, of)
-        digits += digit
-    return digits % of
+def _turn(place: int, of: int) -> int:
+    """Whose turn it is: one after another, each round half a round on, as the covering choice has
+    periods of its own. It gives every arch what test_kernel_table.py asserts."""
+    return (place + of // 2 * (place // of)) % of
 
 
 @dataclass(frozen=True)

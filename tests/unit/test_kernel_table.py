@@ -24,10 +24,7 @@ ROWS = {
 
 def in_every_run() -> list[tuple[int, Covered]]:
     """Numbers and specs of the shared kernels that every run compiles for some arch."""
-    often = [(i, c) for i, c in enumerate(covering()) if c.often]
-    count = Counter(c.kernel.entry for _, c in often)
-    turns = kernel_table.taking_turns()
-    return [(i, c) for i, c in often if count[c.kernel.entry] < kernel_table.MANY or i in turns]
+    return [(i, c) for i, c in enumerate(covering()) if i in kernel_table.taking_turns()]
 
 
 def test_the_page_counts_by_arch_and_kernel() -> None:
@@ -113,7 +110,7 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     often = in_every_run()
     others = [a for archs in kernel_table.SHARED if other in archs for a in archs] or [other]
     assert all(any(not kernel_table.rare(a, i, c) for a in others) for i, c in often)
-    part = [c for i, c in often if not kernel_table.rare(arch, i, c)]
+    part = [c for i, c in enumerate(covering()) if not kernel_table.rare(arch, i, c)]
     assert 0 < len(part) < len(often) / 4 and len({c.kernel.entry for c in part}) >= 3
 
 
@@ -149,14 +146,14 @@ def test_archs_with_the_tiles_of_two_others(arch: str) -> None:
 
 @pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
 def test_archs_take_turns(archs: tuple[str, ...]) -> None:
-    """Each spec is one arch's, and of a kernel with few of them every arch's; each arch has every
+    """Each spec is one arch's, and of a kernel with few of them several archs'; each arch has every
     kernel, several dtypes and transposes, and its share. No field's value is left out."""
     often = in_every_run()
     parts = [[c for i, c in often if not kernel_table.rare(arch, i, c)] for arch in archs]
     count = Counter(c.kernel.entry for _, c in often)
-    turns = kernel_table.taking_turns()
-    expected = [str(c) for i, c in often for _ in range(1 if i in turns else len(archs))]
+    expected = [str(c) for i, c in often for _ in kernel_table.whose_turn(i, archs)]
     assert sorted(str(c) for part in parts for c in part) == sorted(expected)
+    assert set(expected) == {str(c) for _, c in often}
     assert all({c.kernel.entry for c in part} == set(count) for part in parts)
     for part in parts:
         assert abs(len(part) - len(expected) / len(archs)) < len(often) / 10
