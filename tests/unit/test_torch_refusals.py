@@ -21,8 +21,6 @@ from torch_operators import cells, in_mode, on_fakes, qkv  # noqa: E402
 
 CALLS = {**PLAIN, **DOORS}
 SDPA = {"query": "q", "key": "k", "value": "v"}
-PARTS = 12
-"""Of four quarters of the parameters, each with one of three values."""
 
 
 def arguments_of(name: str) -> Arguments:
@@ -31,16 +29,25 @@ def arguments_of(name: str) -> Arguments:
     return {**given, "da": None, "db": None, "beta": 0.0} if "da" in given else given
 
 
-def cases(name: str, part: int) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """For each parameter of this part one of three wrong values, made from the right one. Another
-    quarter for the next function, as functions share parameters."""
-    for i, (parameter, right) in enumerate(arguments_of(name).items(), list(CALLS).index(name)):
-        which = (part // 4 + i) % 3
-        if (part + i) % 4:
+FUNCTIONS: dict[str, list[str]] = {}
+"""Those in which a parameter can be wrong."""
+for _name in CALLS:
+    for _parameter, _right in arguments_of(_name).items():
+        if isinstance(_right, torch.Tensor) or _parameter in OPTIONS:
+            FUNCTIONS.setdefault(_parameter, []).append(_name)
+
+
+def cases(name: str, number: int | None) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """For each parameter the wrong value of that number of three, made from the right one. Without
+    a number, for those that every run asks of this function: each of one function, with one."""
+    given = arguments_of(name)
+    for at, (parameter, known) in enumerate(FUNCTIONS.items()):
+        if name not in known or (number is None and known[at % len(known)] != name):
             continue
-        if isinstance(right, torch.Tensor):
+        which = at % 3 if number is None else number
+        if isinstance(given[parameter], torch.Tensor):
             yield parameter, OPERANDS[which]
-        elif parameter in OPTIONS:
+        else:
             value = OPTIONS[parameter][which]
             if parameter == "scale_block" and name.partition(".")[2] != "attention_paged":
                 value = ((1, 2), "x", (0, 1, 1))[which] if "bmm" in name else value
@@ -79,13 +86,19 @@ def tensors_of(made: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "part",
-    [0, *(pytest.param(i, marks=pytest.mark.slow("the others")) for i in range(1, PARTS))],
+    ("name", "number"),
+    [
+        *((name, None) for name in CALLS if any(cases(name, None))),
+        *(
+            pytest.param(name, i, marks=pytest.mark.slow("each parameter of each function"))
+            for name in CALLS
+            for i in range(3)
+        ),
+    ],
 )
-@pytest.mark.parametrize("name", CALLS)
-def test_compiled_refuses_what_eager_refuses(name: str, part: int) -> None:
+def test_compiled_refuses_what_eager_refuses(name: str, number: int | None) -> None:
     """Options by the same words; an operand by the name that the refusal begins with."""
-    for parameter, spoil in cases(name, part):
+    for parameter, spoil in cases(name, number):
         given = arguments_of(name)
         given[parameter] = spoil(given[parameter])
         try:
