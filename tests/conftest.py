@@ -196,7 +196,7 @@ def install(python_command: list[str]) -> Callable[[Path, Path], None]:
         pytest.importorskip(
             tool, reason=f"{tool} is missing: it builds or installs the distributions of this test"
         )
-    pip = [*python_command, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [*python_command, "-m", "pip", "install", "--quiet", "--no-compile"]
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target"]
 
     def run(distribution: Path, target: Path) -> None:

@@ -74,8 +74,8 @@ def installed(tmp_path: Path, given: dict[str, Any], hostcpp: Plugins) -> Path:
         main(["compile", "--from", str(trace), "--arch", ARCH, "--bundle", str(wheel)])
     assert not ended.value.code
     written = tmp_path / "app-1.2-py3-none-any.whl"
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--target", place, written]
-    subprocess.run([sys.executable, "-m", "pip", *map(str, install)], check=True)
+    install = ["install", "--quiet", "--no-compile", "--no-deps", "--no-index", "--target"]
+    subprocess.run([sys.executable, "-m", "pip", *install, str(place), str(written)], check=True)
     return place
 
 

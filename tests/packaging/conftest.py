@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import sysconfig
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from own_process import environment, installing, printed
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -36,21 +36,18 @@ def _link(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def core_wheel(made_once: MadeOnce) -> Path:
-    """The wheel of the core."""
+def built(made_once: MadeOnce) -> Path:
+    """A folder with the wheel and the sdist of each distribution."""
 
     def build(folder: Path) -> None:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=200)
+        for project in (ROOT, *(ROOT / "plugins" / n for n in ("cuda", "rocm", "rocm_emulator"))):
+            printed(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
 
-    (wheel,) = made_once("core-wheel", build).glob("*.whl")
-    return wheel
+    return made_once("distributions", build)
 
 
 @pytest.fixture(scope="session")
-def run_installed(
-    core_wheel: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
+def run_installed(built: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """``run_installed("command line", cwd)``: in a shell, in an environment with the core's wheel
     and no plugin.
 
@@ -58,15 +55,13 @@ def run_installed(
     nor isolates.
     """
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=False, symlinks=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
+    python = environment(folder, libraries)
     kept = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("PYTHON", "PYTEST_", "KERNELSEAM_", "COV_"))
     }
-    environment = {
+    variables = {
         **kept,
         "PATH": os.pathsep.join([str(folder / "bin"), kept.get("PATH", "")]),
         "PIP_NO_INDEX": "1",
@@ -81,12 +76,12 @@ def run_installed(
             command,
             shell=True,
             cwd=cwd,
-            env=environment,
+            env=variables,
             capture_output=True,
             text=True,
             timeout=250,
         )
 
-    done = run(f"python -m pip install --quiet {core_wheel}", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = built.glob("kernelseam-*.whl")
+    printed(*installing(python, "--no-deps", "--no-index", wheel), cwd=folder)
     return run

@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-import venv
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +14,9 @@ from kernelseam.cli.main import main
 from kernelseam.errors import KernelSeamError
 from kernelseam.plugins import plugins
 from kernelseam.samples import common_problems, gemm_case
-from own_process import printed
+from own_process import environment, installing, printed
 
 ROOT = Path(__file__).parents[2]
-MadeOnce = Callable[[str, Callable[[Path], None]], Path]
 BACKENDS = {"cuda": "nvrtc", "rocm": "hiprtc"}
 VENDORS = {"nvidia", "cupy", "cupy_backends", "hip", "rocm"}
 WITHOUT_COMPILER = """
@@ -56,8 +53,7 @@ print(json.dumps(found))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_wheels_of_binaries_where_no_compiler_is(
     backend: str,
-    core_wheel: Path,
-    made_once: MadeOnce,
+    built: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -70,7 +66,7 @@ def test_wheels_of_binaries_where_no_compiler_is(
         toolchain.compiler()
     except KernelSeamError as e:
         pytest.skip(f"{BACKENDS[backend]} is missing: {e}")
-    wheels, environment = tmp_path / "wheels", tmp_path / "environment"
+    wheels = tmp_path / "wheels"
     wheels.mkdir()
     monkeypatch.chdir(wheels)
     small = gemm_case.case("f16-nt", M=512, N=512, K=512, batch=1, num_heads=1)
@@ -85,11 +81,7 @@ def test_wheels_of_binaries_where_no_compiler_is(
         (contents,) = [wheel.read(n) for n in wheel.namelist() if n.endswith("/contents.txt")]
     assert contents.startswith(b"gemm float16") and contents.count(b"\n") == 1
 
-    def build(folder: Path) -> None:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-        printed(*command, cwd=ROOT / "plugins" / backend)
-
-    (plugin,) = made_once(f"{backend}-wheel", build).glob("*.whl")
+    (core,), (plugin,) = (built.glob(f"kernelseam{n}-*.whl") for n in ("", f"_{backend}"))
     with zipfile.ZipFile(plugin) as wheel:
         (metadata,) = [wheel.read(n) for n in wheel.namelist() if n.endswith("/METADATA")]
     extra = re.findall(
@@ -98,11 +90,10 @@ def test_wheels_of_binaries_where_no_compiler_is(
     names = [Path(x["bundle"]).name.partition("-")[0].replace("_", "-") for x in made]
     assert sorted(extra) == sorted(names)
 
-    venv.create(environment, with_pip=False, symlinks=True)
-    (site,) = environment.glob("lib/python*/site-packages")
-    python = environment / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
-    printed(*pip, "--no-deps", core_wheel, plugin, *wheels.glob("*.whl"), cwd=tmp_path)
+    python = environment(tmp_path / "environment")
+    (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
+    wanted = [core, plugin, *wheels.glob("*.whl")]
+    printed(*installing(python, "--no-index", "--no-deps", *wanted), cwd=tmp_path)
     for folder in filter(Path.is_dir, (Path(p) for p in sys.path if p.endswith("-packages"))):
         for entry in folder.iterdir():
             kept = entry.name not in VENDORS and "kernelseam" not in entry.name

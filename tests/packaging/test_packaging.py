@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from own_process import printed
+from own_process import environment, installing, printed
 
 ROOT = Path(__file__).parents[2]
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
@@ -75,17 +74,6 @@ def _device_sources(package: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session")
-def built(made_once: MadeOnce) -> Path:
-    """A folder with the wheel and the sdist of each."""
-
-    def build(folder: Path) -> None:
-        for project in PROJECTS.values():
-            printed(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
-
-    return made_once("distributions", build)
-
-
 def _one(folder: Path, pattern: str) -> Path:
     (found,) = folder.glob(pattern)
     return found
@@ -102,9 +90,7 @@ def installed(
     mode: str = request.param
 
     def install(folder: Path) -> None:
-        venv.create(folder, with_pip=False, symlinks=True)
-        (site,) = folder.glob("lib/python*/site-packages")
-        (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
+        python = environment(folder, libraries)
         targets: list[object] = []
         for name, project in PROJECTS.items():
             if mode == "editable":
@@ -112,9 +98,8 @@ def installed(
             else:
                 suffix = "-*.whl" if mode == "wheel" else "-*.tar.gz"
                 targets.append(_one(built, f"{name}{suffix}"))
-        pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
-        options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-        printed(*pip, *options, "--disable-pip-version-check", *targets, cwd=folder)
+        options = ["--no-deps", "--no-index", "--no-build-isolation"]
+        printed(*installing(python, *options, *targets), cwd=folder)
 
     return mode, made_once(mode, install) / "bin"
 
@@ -255,21 +240,26 @@ ALONE = {
         ["numpy", "rocm"],
     ),
 }
+BROUGHT = ("kernelseam-cuda", "kernelseam[rocm]")
+"""By the extra of the one, by the emulator of the other; extras' words are held to, above."""
 
 
-@pytest.mark.parametrize("wanted", ALONE)
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(x, marks=[pytest.mark.slow("another brings it, too")] * (x in BROUGHT))
+        for x in ALONE
+    ],
+)
 def test_each_wheel_brings_what_it_needs(
     built: Path, libraries: Path, tmp_path: Path, wanted: str
 ) -> None:
     """Into an environment without kernelseam, from a folder of wheels and nothing else."""
     if wanted == "kernelseam[cuda]" and find_spec("cupy") is None:
         pytest.skip("cupy is not installed")
-    venv.create(tmp_path, with_pip=False, symlinks=True)
-    (site,) = tmp_path.glob("lib/python*/site-packages")
-    (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
-    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "bin" / "python", "install"]
-    printed(*pip, "--quiet", "--no-index", "--find-links", built, wanted, cwd=tmp_path)
-    found = json.loads(printed(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
+    python = environment(tmp_path, libraries)
+    printed(*installing(python, "--no-index", "--find-links", built, wanted), cwd=tmp_path)
+    found = json.loads(printed(python, "-c", INSTALLED, cwd=tmp_path))
     assert found == [*map(list, ALONE[wanted])]
 
 
@@ -277,10 +267,9 @@ def test_each_wheel_brings_what_it_needs(
 @pytest.mark.parametrize("wanted", ALONE)
 def test_each_wheel_in_an_empty_environment(built: Path, tmp_path: Path, wanted: str) -> None:
     """As a user has it: all else comes from the registry."""
-    venv.create(tmp_path, with_pip=False, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "bin" / "python", "install"]
-    printed(*pip, "--quiet", "--find-links", built, wanted, cwd=tmp_path)
-    found = json.loads(printed(tmp_path / "bin" / "python", "-c", INSTALLED, cwd=tmp_path))
+    python = environment(tmp_path)
+    printed(*installing(python, "--find-links", built, wanted), cwd=tmp_path)
+    found = json.loads(printed(python, "-c", INSTALLED, cwd=tmp_path))
     assert found == [*map(list, ALONE[wanted])]
     said = printed(
         *(tmp_path / "bin" / "kernelseam", "attention", "--backend", "numpy", "--verify", "--json"),
@@ -304,16 +293,9 @@ def test_a_plugin_refuses_another_core(built: Path, libraries: Path, tmp_path: P
                 new.writestr(name.replace("kernelseam-0.1.0", "kernelseam-0.2.0"), text)
         new.writestr("kernelseam-0.2.0.dist-info/RECORD", "")
     shutil.copy(_one(built, "kernelseam_cuda-*.whl"), later)
-    venv.create(tmp_path / "new", with_pip=False, symlinks=True)
-    (site,) = (tmp_path / "new").glob("lib/python*/site-packages")
-    (site / "zzz_libraries.pth").write_text(f"{libraries}\n")
-    pip = [sys.executable, "-m", "pip", "--python", tmp_path / "new" / "bin" / "python", "install"]
-    done = subprocess.run(
-        [*pip, "--no-index", "--find-links", later, "kernelseam-cuda"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    python = environment(tmp_path / "new", libraries)
+    command = installing(python, "--no-index", "--find-links", later, "kernelseam-cuda")
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
     assert "kernelseam<0.2,>=0.1 (from kernelseam-cuda)" in done.stderr and "0.2.0" in done.stderr
 
