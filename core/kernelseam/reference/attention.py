@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
-from kernelseam.costs import roofline
+from kernelseam.contract import Device, PlanParts
 from kernelseam.descriptors.attention.options import ANY_VIEW, STORED, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.reference.attention_block import BLOCK, Heads, scratch_sizes
@@ -16,6 +15,7 @@ from kernelseam.reference.attention_keys import in_place
 from kernelseam.reference.attention_scores import SCORE_OPTIONS
 from kernelseam.reference.attention_tiling import tiling
 from kernelseam.reference.attention_views import Views
+from kernelseam.reference.implementation import NumpyImplementation, recorded
 from kernelseam.reference.scratch import carve, scratch_bytes
 from kernelseam.reference.threads import share, threads_for
 
@@ -37,17 +37,14 @@ SUPPORTED = (
 alone."""
 
 
-class NumpyAttention:
+class NumpyAttention(NumpyImplementation[AttentionProblem]):
     """Every dtype (8 and 16 bits computed in float32, float64 in float64), any sizes, strides and
     views."""
 
-    name, backend, operation = "numpy", "numpy", "attention"
+    operation = "attention"
 
     def supports(self, problem: AttentionProblem, device: Device) -> str | None:
         return problem.spec.refused_by(SUPPORTED)
-
-    def cost(self, problem: AttentionProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: AttentionProblem, device: Device) -> PlanParts:
         step = _AttentionStep(problem, device)
@@ -78,9 +75,7 @@ class _AttentionStep:
         self.threads = max(min(threads, len(self.stacks) * self.parts), 1)
         self.sizes = scratch_sizes(p, t)
         self.bytes = scratch_bytes(self.sizes, self.dtype)
-        self.record = LaunchRecord(
-            "numpy_attention", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch
-        )
+        self.record = recorded("attention", device, (blocks, p.num_heads, p.batch))
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, views = self.problem, Views(self.problem, pointers)

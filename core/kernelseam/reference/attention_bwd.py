@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
-from kernelseam.costs import roofline
+from kernelseam.contract import Device, PlanParts
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.reference.attention_bwd_block import (
@@ -22,6 +21,7 @@ from kernelseam.reference.attention_bwd_block import (
 from kernelseam.reference.attention_scores import SCORE_OPTIONS, Array
 from kernelseam.reference.attention_tiling import slices, tiling
 from kernelseam.reference.attention_views import Stack, Views
+from kernelseam.reference.implementation import NumpyImplementation, recorded
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 from kernelseam.reference.threads import share, threads_for
 
@@ -39,11 +39,11 @@ SUPPORTED = (
 """Options of the forward's spec."""
 
 
-class NumpyAttentionBwd:
+class NumpyAttentionBwd(NumpyImplementation[AttentionBwdProblem]):
     """Every dtype (16 bits computed in float32, float64 in float64), any sizes and strides; strided
     and packed rows. The same bits every time, on any number of threads."""
 
-    name, backend, operation = "numpy", "numpy", "attention_bwd"
+    operation = "attention_bwd"
 
     def supports(self, problem: AttentionBwdProblem, device: Device) -> str | None:
         spec = problem.spec.forward
@@ -53,9 +53,6 @@ class NumpyAttentionBwd:
             if view not in ("strided", "packed"):
                 return f"{name} are {view}: it takes strided and packed rows"
         return None
-
-    def cost(self, problem: AttentionBwdProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: AttentionBwdProblem, device: Device) -> PlanParts:
         step = _BackwardStep(problem, device)
@@ -91,9 +88,7 @@ class _BackwardStep:
         )
         self.shared_bytes = scratch_bytes(self.shared, self.dtype)
         blocks = len(list(t.blocks(p.head_group, p.S_q)))
-        self.record = LaunchRecord(
-            "numpy_attention_bwd", (blocks, p.num_heads, p.batch), (1, 1, 1), 0, device.arch
-        )
+        self.record = recorded("attention_bwd", device, (blocks, p.num_heads, p.batch))
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p, views = (

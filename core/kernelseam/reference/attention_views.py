@@ -18,6 +18,7 @@ from kernelseam.dtypes import DType
 from kernelseam.expressions.text import structure_of
 from kernelseam.reference.attention_expression import Expression
 from kernelseam.reference.attention_scores import Scores
+from kernelseam.reference.implementation import operand_arrays
 
 Array = npt.NDArray[Any]
 
@@ -66,8 +67,7 @@ class Views:
         rules: Iterable[OperandRule] | None = None,
     ) -> None:
         self.problem = problem
-        rules = problem.operands if rules is None else rules
-        self.arrays = {r.name: _array(r, pointers.get(r.name, 0)) for r in rules}
+        self.arrays = operand_arrays(problem.operands if rules is None else rules, pointers)
 
     def stack(self, batch: slice, heads: slice) -> Stack:
         """Of these entries and KV heads; more than one entry only where lengths are alike."""
@@ -222,9 +222,3 @@ class Views:
     ) -> Array:
         address = int(self.arrays[f"{name}_ptrs"][entry])
         return host_array(address, (1, 1, *shape), (0, 0, row, 1), dtype)
-
-
-def _array(rule: OperandRule, pointer: int) -> Array:
-    if rule.dtype is None:
-        return host_array(pointer, rule.shape, rule.strides, DType.float64).view(np.uint64)
-    return host_array(pointer, rule.shape, rule.strides, rule.dtype)

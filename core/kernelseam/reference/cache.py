@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.costs import roofline
+from kernelseam.contract import Device, PlanParts
 from kernelseam.descriptors.cache.places import Places, places_of
 from kernelseam.descriptors.cache.problem import PagedCacheProblem
-from kernelseam.dtypes import LARGEST, DType
+from kernelseam.dtypes import LARGEST
+from kernelseam.reference.implementation import NumpyImplementation, operand_arrays, recorded
 from kernelseam.reference.rotary import rotate
 
 Array = npt.NDArray[Any]
@@ -21,16 +21,10 @@ _TOKENS = 256
 _LEAST_SCALE = 2.0**-120
 
 
-class NumpyPagedCache:
+class NumpyPagedCache(NumpyImplementation[PagedCacheProblem]):
     """Every dtype, any strides; computed in float32, rows of float64 in float64."""
 
-    name, backend, operation = "numpy", "numpy", "paged_cache"
-
-    def supports(self, problem: PagedCacheProblem, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: PagedCacheProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
+    operation = "paged_cache"
 
     def build(self, problem: PagedCacheProblem, device: Device) -> PlanParts:
         return PlanParts((CacheStep(problem, device),), 0)
@@ -41,16 +35,11 @@ class CacheStep:
 
     def __init__(self, problem: PagedCacheProblem, device: Device) -> None:
         self.problem = problem
-        self.record = LaunchRecord("numpy_paged_cache", (1, 1, 1), (1, 1, 1), 0, device.arch)
+        self.record = recorded("paged_cache", device)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p = self.problem
-        x = {
-            r.name: host_array(
-                pointers.get(r.name, 0), r.shape, r.strides, r.dtype or DType.float32
-            )
-            for r in p.operands
-        }
+        x = operand_arrays(p.operands, pointers)
 
         def launch(stream: int) -> None:
             places = places_of(p, x)

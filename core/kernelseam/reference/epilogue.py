@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import OperandRule, host_array
+from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.captured import captured
 from kernelseam.expressions.epilogues import HALVES, EpilogueStructure
 from kernelseam.expressions.evaluation import evaluate
 from kernelseam.expressions.nodes import Node
+from kernelseam.reference.implementation import operand_arrays
 from kernelseam.reference.reductions import Reductions
 
 Array = npt.NDArray[Any]
@@ -50,14 +51,10 @@ class Epilogue:
         """A problem's, over its operands; None without one."""
         if p.spec.epilogue_structure is None:
             return None
-        rules = {r.name: r for r in p.operands}
-        arrays = []
-        for i in range(len(p.captured_extents)):
-            rule = rules[captured(i)]
-            assert rule.dtype is not None
-            address = pointers.get(captured(i), 0)
-            arrays.append(host_array(address, rule.shape, rule.strides, rule.dtype))
-        return cls(p.spec.epilogue_structure, p.captured_numbers, tuple(arrays))
+        names = list(map(captured, range(len(p.captured_extents))))
+        arrays = operand_arrays([r for r in p.operands if r.name in names], pointers)
+        given = tuple(arrays[n] for n in names)
+        return cls(p.spec.epilogue_structure, p.captured_numbers, given)
 
     def columns(self, of_c: slice, n: int) -> Iterator[slice]:
         """The columns of sums that columns of C are made of."""

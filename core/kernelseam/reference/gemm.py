@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import Cost, Device, LaunchRecord, OperandRule, PlanParts, host_array
-from kernelseam.costs import roofline
+from kernelseam.contract import Device, OperandRule, PlanParts, host_array
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import LARGEST, DType
 from kernelseam.reference.epilogue import Epilogue
+from kernelseam.reference.implementation import NumpyImplementation, operand_arrays, recorded
 from kernelseam.reference.products import product
 from kernelseam.reference.reductions import Reductions, reduction_arrays
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
@@ -43,12 +43,12 @@ def round_to_tf32(x: Array) -> None:
     np.bitwise_and(bits, np.uint32(0xFFFFE000), out=bits, where=finite)
 
 
-class NumpyGemm:
+class NumpyGemm(NumpyImplementation[GemmProblem]):
     """Strided and pointer lists, every dtype (8 and 16 bits computed in float32), any sizes and
     strides.
     "tf32" rounds A and B; "tf32x3" is computed in float32, which is within its bound."""
 
-    name, backend, operation = "numpy", "numpy", "gemm"
+    operation = "gemm"
 
     def supports(self, problem: GemmProblem, device: Device) -> str | None:
         spec = problem.spec
@@ -57,9 +57,6 @@ class NumpyGemm:
         if spec.row_sums or spec.segmented or spec.heads:
             return "has no row sums, segments or heads, which are a projection's"
         return None
-
-    def cost(self, problem: GemmProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: GemmProblem, device: Device) -> PlanParts:
         step = _GemmStep(problem, device)
@@ -96,9 +93,7 @@ class _GemmStep:
             sharing = min(most_threads(p.operations), most)
         self.blocks = _Blocks(p, self.cut, max(p.matrices // (2 * sharing), 1))
         self.bytes = scratch_bytes(self.blocks.sizes, p.spec.dtype_acc)
-        self.record = LaunchRecord(
-            "numpy_gemm", (problem.matrices, 1, 1), (1, 1, 1), 0, device.arch
-        )
+        self.record = recorded("gemm", device, (problem.matrices, 1, 1))
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p = self.problem
@@ -203,13 +198,7 @@ class _GemmStep:
     def _by_address(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Stack]]:
         """One matrix at a time; addresses are read at each launch."""
         p, spec = self.problem, self.problem.spec
-        lists = {
-            r.name.removesuffix("_ptrs"): host_array(
-                pointers.get(r.name, 0), r.shape, r.strides, DType.float64
-            )
-            for r in p.operands
-            if r.dtype is None
-        }
+        lists = operand_arrays([r for r in p.operands if r.dtype is None], pointers)
         vector = ((1, p.N), 0)
         strides = {
             "A": (spec.dtype, p.a_shape, p.a_strides[2]),
@@ -225,12 +214,12 @@ class _GemmStep:
         def matrix(name: str, i: int) -> Array:
             dtype, shape, row = strides[name]
             rule = OperandRule(name, dtype, (1, 1, 1, *shape), (0, 0, 0, row, 1), 1)
-            return _memory(int(lists[name].view(np.uint64)[i]), rule)
+            return _memory(int(lists[f"{name}_ptrs"][i]), rule)
 
         def stacks() -> Iterator[_Stack]:
-            for i in range(len(lists["C"])):
+            for i in range(len(lists["C_ptrs"])):
                 c, bias, residual, sums = (
-                    matrix(n, i) if n in lists else None
+                    matrix(n, i) if f"{n}_ptrs" in lists else None
                     for n in ("C", "bias", "residual", "preactivation")
                 )
                 assert c is not None

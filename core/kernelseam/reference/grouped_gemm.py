@@ -11,16 +11,20 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.costs import roofline
+from kernelseam.contract import Device, PlanParts
 from kernelseam.descriptors.gemm.grouped_pointers_problem import (
     GroupedGemmPointersProblem,
     GroupedGemmPointersSpec,
 )
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
-from kernelseam.dtypes import DType
 from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.gemm import round_to_tf32
+from kernelseam.reference.implementation import (
+    NumpyImplementation,
+    operand_array,
+    operand_arrays,
+    recorded,
+)
 from kernelseam.reference.products import product
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 from kernelseam.reference.threads import share, threads_for
@@ -30,33 +34,21 @@ _ROWS, _COLUMNS, _TERMS = 128, 1024, 1024
 """Of one block: rows and columns of C, and what is summed at once."""
 
 
-class NumpyGroupedGemm:
+class NumpyGroupedGemm(NumpyImplementation[GroupedGemmProblem]):
     """Groups along every axis, every dtype (8 and 16 bits computed in float32), any sizes and
     strides. "tf32" rounds A and B; "tf32x3" is computed in float32, which is within its bound."""
 
-    name, backend, operation = "numpy", "numpy", "grouped_gemm"
-
-    def supports(self, problem: GroupedGemmProblem, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: GroupedGemmProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
+    operation = "grouped_gemm"
 
     def build(self, problem: GroupedGemmProblem, device: Device) -> PlanParts:
         step = _OffsetsStep(problem, device)
         return PlanParts((step,), step.threads * step.bytes)
 
 
-class NumpyGroupedGemmPointers:
+class NumpyGroupedGemmPointers(NumpyImplementation[GroupedGemmPointersProblem]):
     """The same over lists of addresses, of matrices of any sizes."""
 
-    name, backend, operation = "numpy", "numpy", "grouped_gemm_pointers"
-
-    def supports(self, problem: GroupedGemmPointersProblem, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: GroupedGemmPointersProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
+    operation = "grouped_gemm_pointers"
 
     def build(self, problem: GroupedGemmPointersProblem, device: Device) -> PlanParts:
         step = _ListsStep(problem, device)
@@ -116,9 +108,7 @@ class _GroupedStep(ABC):
         self.sizes = m * n, m * n, m * k, k * n
         self.bytes = scratch_bytes(self.sizes, problem.spec.product.dtype_acc)
         self.threads = min(threads_for(problem.operations, device), max(blocks // 2, 1))
-        self.record = LaunchRecord(
-            "numpy_grouped_gemm", (problem.groups, 1, 1), (1, 1, 1), 0, device.arch
-        )
+        self.record = recorded("grouped_gemm", device, (problem.groups, 1, 1))
 
     @abstractmethod
     def groups(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Group]]:
@@ -206,10 +196,7 @@ class _OffsetsStep(_GroupedStep):
         super().__init__(p, (p.M, p.N, p.K), blocks, device)
 
     def groups(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Group]]:
-        arrays = {
-            r.name: host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or DType.int32)
-            for r in self.offsets_problem.operands
-        }
+        arrays = operand_arrays(self.offsets_problem.operands, pointers)
         epilogue = Epilogue.bound(self.offsets_problem, pointers)
 
         def each() -> Iterator[_Group]:
@@ -272,16 +259,11 @@ class _ListsStep(_GroupedStep):
     def groups(self, pointers: Mapping[str, int]) -> Callable[[], Iterator[_Group]]:
         """Addresses are read at each launch."""
         p, product = self.lists_problem, self.lists_problem.spec.product
-        lists = {
-            r.name[0]: host_array(pointers.get(r.name, 0), r.shape, r.strides, DType.float64)
-            for r in p.operands
-            if r.dtype is None
-        }
+        lists = operand_arrays([r for r in p.operands if r.dtype is None], pointers)
 
         def matrix(name: str, g: int) -> Array:
             rule = p.rule(name, g)
-            at = int(lists[name].view(np.uint64)[g]) if rule.span else 0
-            return host_array(at, rule.shape, rule.strides, rule.dtype or DType.int32)
+            return operand_array(rule, int(lists[f"{name}_ptrs"][g]) if rule.span else 0)
 
         def each() -> Iterator[_Group]:
             for g in filter(p.written, range(p.groups)):

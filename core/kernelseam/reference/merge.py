@@ -7,27 +7,24 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.costs import roofline
+from kernelseam.contract import Device, PlanParts
 from kernelseam.descriptors.attention.merge_problem import MergeProblem
+from kernelseam.reference.implementation import NumpyImplementation, operand_arrays, recorded
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 
 _ELEMENTS = 1 << 16  # of the parts' LSEs and of the result's rows in one block
 
 
-class NumpyMerge:
+class NumpyMerge(NumpyImplementation[MergeProblem]):
     """Every dtype, any strides; computed in float32, parts of float64 in float64."""
 
-    name, backend, operation = "numpy", "numpy", "merge_states"
+    operation = "merge_states"
 
     def supports(self, problem: MergeProblem, device: Device) -> str | None:
         for option in ("pointers", "packed"):
             if getattr(problem.spec, option):
                 return f"{option} is not supported by this kernel"
         return None
-
-    def cost(self, problem: MergeProblem, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: MergeProblem, device: Device) -> PlanParts:
         step = _MergeStep(problem, device)
@@ -42,16 +39,11 @@ class _MergeStep:
         self.dtype = p.spec.dtype.accumulator
         self.rows = max(min(p.rows, _ELEMENTS // max(p.parts, p.spec.value_dim, 1)), 1)
         self.sizes = p.parts * self.rows, self.rows * p.spec.value_dim, self.rows * p.spec.value_dim
-        self.record = LaunchRecord(
-            "numpy_merge_states", (p.num_heads, p.batch, 1), (1, 1, 1), 0, device.arch
-        )
+        self.record = recorded("merge_states", device, (p.num_heads, p.batch, 1))
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
         p = self.problem
-        outs, lses, out, *rest = (
-            host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or self.dtype)
-            for r in p.operands
-        )
+        outs, lses, out, *rest = operand_arrays(p.operands, pointers).values()
         scratch = carve(workspace, self.sizes, self.dtype)
 
         def launch(stream: int) -> None:

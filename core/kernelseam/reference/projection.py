@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts, host_array
-from kernelseam.costs import roofline
+from kernelseam.contract import Device, LaunchRecord, PlanParts
 from kernelseam.descriptors.projection.backward_problem import (
     OutputProjectionBwdProblem,
     QkvProjectionBwdProblem,
@@ -22,6 +21,7 @@ from kernelseam.descriptors.projection.problem import (
 )
 from kernelseam.dtypes import DType
 from kernelseam.reference.cache import CacheStep
+from kernelseam.reference.implementation import NumpyImplementation, operand_arrays, recorded
 from kernelseam.reference.rotary import Array, Rotation
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
 
@@ -150,19 +150,11 @@ def _column_sums(terms: Sequence[Array], out: Array) -> Task:
     )
 
 
-class NumpyProjection:
+class NumpyProjection(NumpyImplementation[Any]):
     """Every dtype (16 bits computed in float32), any sizes and strides, every option."""
-
-    name, backend = "numpy", "numpy"
 
     def __init__(self, operation: str, tasks_of: Callable[[Any, Views], Iterator[Task]]) -> None:
         self.operation, self._tasks_of = operation, tasks_of
-
-    def supports(self, problem: Any, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: Any, device: Device) -> Cost:
-        return roofline(problem, device.limits, 0.5)
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         append = getattr(problem, "append", None)
@@ -214,15 +206,10 @@ class _ProjectionStep:
             _ROWS * _SUMMANDS,
             _SUMMANDS * self.columns,
         )
-        self.record = LaunchRecord(
-            f"numpy_{problem.operation}", (1, 1, 1), (1, 1, 1), 0, device.arch
-        )
+        self.record = recorded(problem.operation, device)
 
     def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        views = {
-            r.name: host_array(pointers.get(r.name, 0), r.shape, r.strides, r.dtype or self.dtype)
-            for r in self.problem.operands
-        }
+        views = operand_arrays(self.problem.operands, pointers)
         scratch = carve(workspace + self.scratch, self.sizes, self.dtype)
 
         def launch(stream: int) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernelseam.contract import host_array
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.expressions.reductions import MAXIMUM, Reduction, reduction
+from kernelseam.reference.implementation import operand_arrays
 
 Array = npt.NDArray[Any]
 _Place = tuple[int, int, int]
@@ -19,13 +19,9 @@ _Place = tuple[int, int, int]
 
 def reduction_arrays(problem: GemmProblem, pointers: Mapping[str, int]) -> list[Array]:
     """What an epilogue's sums and maxima are written to."""
-    rules, arrays = {r.name: r for r in problem.operands}, list[Array]()
-    for i in range(len(problem.spec.reductions)):
-        rule = rules[reduction(i)]
-        assert rule.dtype is not None
-        address = pointers.get(rule.name, 0)
-        arrays.append(host_array(address, rule.shape, rule.strides, rule.dtype))
-    return arrays
+    names = list(map(reduction, range(len(problem.spec.reductions))))
+    arrays = operand_arrays([r for r in problem.operands if r.name in names], pointers)
+    return [arrays[n] for n in names]
 
 
 class Reductions:
