@@ -12,6 +12,7 @@ import numpy as np
 from kernelseam.dtypes import LARGEST, DType
 from kernelseam.oracle import check, tolerances
 from kernelseam.oracle.formulas import Array, Floats
+from kernelseam.oracle.rotary import rotate
 
 _CONSTANT = 8.0
 
@@ -53,16 +54,7 @@ def transformed(
             y = y / np.sqrt((y**2).mean(axis=3, keepdims=True) + eps) * weight.astype(np.float64)
         size = np.abs(y)
         if tables is not None:
-            cos, sin = (t.astype(np.float64)[positions][:, None] for t in tables)
-            n = 2 * cos.shape[3]
-            i = np.arange(0, n, 2) if style == "pairs" else np.arange(n // 2)
-            j = i + 1 if style == "pairs" else i + n // 2
-            first, second = y[..., i], y[..., j]
-            y = y.copy()
-            y[..., i], y[..., j] = first * cos - second * sin, second * cos + first * sin
-            cos, sin, sizes = np.abs(cos), np.abs(sin), (size[..., i], size[..., j])
-            size[..., i] = sizes[0] * cos + sizes[1] * sin
-            size[..., j] = sizes[1] * cos + sizes[0] * sin
+            rotate(y, size, tables, style, positions)
     return CacheRows(y, size, terms=1 if weight is None else x.shape[3])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelseam.oracle.formulas import Array, Floats, GemmResult
+from kernelseam.oracle.rotary import rotate
 
 Results = dict[str, tuple[GemmResult, int]]
 
@@ -36,32 +37,14 @@ def qkv_projection(
         (B, S), total = x.shape[:2], heads + 2 * kv_heads
         y, size = (a.reshape(B, S, total, dim).transpose(0, 2, 1, 3).copy() for a in (y, size))
         if style and cos is not None and sin is not None and positions is not None:
-            c, s = (table.astype(np.float64)[positions][:, None] for table in (cos, sin))
-            n = 2 * cos.shape[1]
-            for i in range(n // 2):
-                first, second = (2 * i, 2 * i + 1) if style == "pairs" else (i, i + n // 2)
-                _rotate(y[:, : heads + kv_heads], first, second, c[..., i], s[..., i], sign=-1)
-                _rotate(
-                    size[:, : heads + kv_heads],
-                    first,
-                    second,
-                    np.abs(c[..., i]),
-                    np.abs(s[..., i]),
-                    sign=1,
-                )
+            turned = y[:, : heads + kv_heads], size[:, : heads + kv_heads]
+            rotate(*turned, (cos, sin), style, positions)
     parts = {
         "q": slice(heads),
         "k": slice(heads, heads + kv_heads),
         "v": slice(heads + kv_heads, None),
     }
     return {name: (GemmResult(y[:, of], size[:, of]), x.shape[2]) for name, of in parts.items()}
-
-
-def _rotate(y: Floats, i: int, j: int, cos: Floats, sin: Floats, sign: int) -> None:
-    """y_i, y_j → y_i·cos + sign·y_j·sin, y_j·cos + y_i·sin, in place."""
-    first, second = y[..., i].copy(), y[..., j].copy()
-    y[..., i] = first * cos + sign * second * sin
-    y[..., j] = second * cos + first * sin
 
 
 def output_projection(

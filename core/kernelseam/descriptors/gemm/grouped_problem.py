@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.captured import captured_rules
-from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, scale_rules
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import EpilogueStructure
 from kernelseam.forking import cached_property
@@ -157,17 +157,7 @@ class GroupedGemmProblem:
             dtype = DType.float32 if name == "c_factors" else DType.int32
             rows = self.M * (reads if name == "a_indices" else live)
             rules.append(OperandRule(name, dtype, (rows,), (1,), 4))
-        if product.scales:
-            for name, extents, walk, step in zip(
-                ("a_scales", "b_scales"),
-                self.scale_extents,
-                (self.a_scale_strides, self.b_scale_strides),
-                self.scale_k_strides,
-                strict=True,
-            ):
-                read = (extents[0] * reads, *extents[1:])
-                whole = (*walk, step)[: len(extents)]
-                rules.append(OperandRule(name, DType.float32, read, whole, 4))
+        rules += scale_rules(self, product, reads)
         if product.preactivation:
             shape, steps = (self._c_rows, self.N), self.preactivation_strides
             rules.append(rule("preactivation", product.dtype_c, product.vector_p, shape, steps))

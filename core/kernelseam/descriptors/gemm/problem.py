@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.captured import captured_rules
@@ -170,6 +171,20 @@ class HeadsProblem:
         return (self.num_heads + 2 * self.kv_heads) * self.head_dim
 
 
+def scale_rules(problem: Any, spec: GemmSpec, reads: int) -> Iterator[OperandRule]:
+    """Those of the scales of a product, or of groups."""
+    for name, extents, walk, step in zip(
+        ("a_scales", "b_scales"),
+        problem.scale_extents,
+        (problem.a_scale_strides, problem.b_scale_strides),
+        problem.scale_k_strides,
+        strict=True,
+    ):
+        if spec.scales:
+            whole = (*walk, step)[: len(extents)]
+            yield OperandRule(name, DType.float32, (extents[0] * reads, *extents[1:]), whole, 4)
+
+
 @dataclass(frozen=True)
 class GemmProblem:
     """C[b', h'] = alpha·Σ op(A[b,h])·op(B[b,h // b_head_group]) + beta·C[b', h'] + bias[b', h'] +
@@ -324,43 +339,16 @@ class GemmProblem:
                 written,
             )
 
-        h, c_lead = (
-            self.num_heads,
-            (self.batch // self.c_batch_group, self.num_heads // self.c_head_group),
-        )
-        b_lead = (self.batch, h // self.b_head_group)
+        c_lead = self.batch // self.c_batch_group, self.num_heads // self.c_head_group
+        b_lead = self.batch, self.num_heads // self.b_head_group
+        of_a, of_b = (self.batch, self.num_heads, *self.a_shape), (*b_lead, *self.b_shape)
+        of_c = *c_lead, self.M, self.c_columns
         rules = [
-            rule(
-                "A",
-                spec.dtype,
-                spec.vector_a,
-                (self.batch, h, *self.a_shape),
-                self.a_strides,
-                reads,
-            ),
-            rule("B", spec.dtype, spec.vector_b, (*b_lead, *self.b_shape), self.b_strides, reads),
-            rule(
-                "C",
-                spec.dtype_c,
-                spec.vector_c,
-                (*c_lead, self.M, self.c_columns),
-                self.c_strides,
-                int(live),
-                True,
-            ),
+            rule("A", spec.dtype, spec.vector_a, of_a, self.a_strides, reads),
+            rule("B", spec.dtype, spec.vector_b, of_b, self.b_strides, reads),
+            rule("C", spec.dtype_c, spec.vector_c, of_c, self.c_strides, int(live), True),
         ]
-        if spec.scales:
-            walks = (self.a_scale_strides, self.b_scale_strides)
-            for name, extents, walk, step in zip(
-                ("a_scales", "b_scales"),
-                self.scale_extents,
-                walks,
-                self.scale_k_strides,
-                strict=True,
-            ):
-                whole = (*walk, step)[: len(extents)]
-                read = (extents[0] * reads, *extents[1:])
-                rules.append(OperandRule(name, DType.float32, read, whole, 4))
+        rules += scale_rules(self, spec, reads)
         if spec.bias:
             rules.append(
                 rule("bias", spec.bias, 0, (*c_lead, self.N), self.bias_strides, int(live))
