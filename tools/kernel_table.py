@@ -20,7 +20,7 @@ import csv
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -152,25 +152,41 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
 
 
 @cache
-def taking_turns() -> dict[int, tuple[int, int]]:
+def taking_turns() -> dict[int, list[int]]:
     """Of the covering choice's shared kernels, the numbers of few specs that have every field
-    value; each with its place among its kernel's, and how many those are."""
+    value; each with those of its kernel."""
     kernels: dict[str, dict[Any, int]] = {}
     for i, covered in enumerate(covering()):
         if covered.often:
             kernels.setdefault(covered.kernel.entry, {})[covered.spec] = i
     chosen = [sorted(numbers[s] for s in fewest(numbers)) for numbers in kernels.values()]
-    return {number: (place, len(few)) for few in chosen for place, number in enumerate(few)}
+    return {number: few for few in chosen for number in few}
 
 
-def whose_turn(number: int, archs: Sequence[str]) -> list[str]:
-    """Which of the archs compile what is that number of the covering choice in every run."""
-    if number not in taking_turns():
+@cache
+def whose_turn(number: int, archs: tuple[str, ...]) -> list[str]:
+    """Which of the archs compile what is that number of the covering choice in every run: one that
+    has a tile for it. Of a kernel with fewer specs than archs every arch has one."""
+    few = taking_turns().get(number, [])
+    if not few:
         return []
-    place, count = taking_turns()[number]
-    if count < len(archs):
-        return [a for i, a in enumerate(archs) if i % count == place]
-    return [archs[_turn(place, len(archs))]]
+    able = [a for a in archs if _has_tile(a, number)] or archs
+    if len(few) < len(archs):
+        firsts = {
+            a: next((n for n in (*few[i % len(few) :], *few) if _has_tile(a, n)), None)
+            for i, a in enumerate(archs)
+        }
+        return [a for a in archs if firsts[a] == number] or [able[0]]
+    first = _turn(few.index(number), len(archs))
+    return [next(a for a in (*archs[first:], *archs) if a in able)]
+
+
+@cache
+def _has_tile(arch: str, number: int) -> bool:
+    """Of an arch that no plugin compiles for here it is not asked."""
+    toolchains = (b.toolchain for b in plugins().registry.backends.values() if b.toolchain)
+    known = [t.arch_row(arch) for t in toolchains if arch in t.archs]
+    return not known or bool(covering()[number].tiles(known[0]))
 
 
 def _with_every_value(kernels: Iterable[Covered]) -> set[tuple[str, Any]]:

@@ -146,14 +146,20 @@ def test_archs_with_the_tiles_of_two_others(arch: str) -> None:
 
 @pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
 def test_archs_take_turns(archs: tuple[str, ...]) -> None:
-    """Each spec is one arch's, and of a kernel with few of them several archs'; each arch has every
-    kernel, several dtypes and transposes, and its share. No field's value is left out."""
+    """Each spec is one arch's, and of a kernel with few of them several archs', which have a tile
+    for it; each arch has every kernel, several dtypes and transposes, and its share. No field's
+    value is left out."""
     often = in_every_run()
     parts = [[c for i, c in often if not kernel_table.rare(arch, i, c)] for arch in archs]
     count = Counter(c.kernel.entry for _, c in often)
     expected = [str(c) for i, c in often for _ in kernel_table.whose_turn(i, archs)]
     assert sorted(str(c) for part in parts for c in part) == sorted(expected)
     assert set(expected) == {str(c) for _, c in often}
+    toolchains = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain]
+    rows = {a: t.arch_row(a) for t in toolchains for a in archs if a in t.archs}
+    for i, c in often:
+        if any(c.tiles(row) for row in rows.values()):
+            assert all(c.tiles(rows[a]) for a in kernel_table.whose_turn(i, archs)), str(c)
     assert all({c.kernel.entry for c in part} == set(count) for part in parts)
     for part in parts:
         assert abs(len(part) - len(expected) / len(archs)) < len(often) / 10
