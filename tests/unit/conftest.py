@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fakecc import Toolchain
+from gloo_ranks import Ranks, ranks_of
 from kernelseam import compilation, planning, plugins
 from kernelseam.cli import progress
 from kernelseam.cli.main import main
@@ -104,3 +105,10 @@ def unprivileged() -> Iterator[Path]:
                 os.seteuid(0)
         else:
             yield folder
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Four processes of torch.distributed, which import once for all tests of this one."""
+    with ranks_of(4) as found:
+        yield found

@@ -4,7 +4,7 @@ of the whole sequence: results, LSEs and gradients. Faults that are planted are 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,6 @@ from kernelseam.errors import InvalidValue  # noqa: E402
 EXACT = 1e-13
 """Of float64: what differs is the order of sums."""
 SLOW = pytest.mark.slow("the fast ones cover each method, mask and number of ranks once")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with ranks_of(4) as found:
-        yield found
 
 
 def run(ranks: Ranks, case: Case, size: int, fault: str | None = None, **more: Any) -> list[Any]:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 import distributed_calls  # noqa: E402
 from distributed_calls import Decoding  # noqa: E402
-from gloo_ranks import Ranks, ranks_of  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with ranks_of(4) as found:
-        yield found
+from gloo_ranks import Ranks  # noqa: E402
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -4,20 +4,13 @@ by torch in float64."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 import distributed_experts  # noqa: E402
-from gloo_ranks import Ranks, ranks_of  # noqa: E402
+from gloo_ranks import Ranks  # noqa: E402
 from kernelseam.errors import InvalidValue  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with ranks_of(4) as found:
-        yield found
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

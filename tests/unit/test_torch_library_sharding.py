@@ -4,23 +4,15 @@ results lie, and that nothing is sent where operands lie as a rule has them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from unittest import mock
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 import sharded_calls  # noqa: E402
-from gloo_ranks import Ranks, ranks_of  # noqa: E402
+from gloo_ranks import Ranks  # noqa: E402
 from kernelseam.errors import InvalidValue  # noqa: E402
 from sharded_calls import Case  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with ranks_of(4) as found:
-        yield found
-
 
 Q, K = (2, 4, 6, 8), (2, 2, 6, 8)
 QKV, ONE = (Q, K, K), (2, 1, 6, 8)
