@@ -13,7 +13,7 @@ from kernelseam.contract import Device, DeviceLimits
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import archs  # noqa: E402
-from kernelseam_cuda.sm90.grouped import HopperGroupedGemm, tile_count  # noqa: E402
+from kernelseam_cuda.sm90.grouped import HopperGroupedGemm  # noqa: E402
 from kernelseam_cuda.sm90.grouped_lists import HopperListedGemm  # noqa: E402
 from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     GROUPED,
@@ -130,7 +130,7 @@ def test_no_groups_have_more_tiles_than_are_counted(sizes: list[int], rest: int)
     p = problem(groups=len(sizes), M=sum(sizes) + rest)
     for tile in GROUPED:
         rows = sum(-(-n // (tile.bm * tile.cluster)) for n in sizes)
-        assert rows * -(-p.N // tile.bn) <= tile_count(p, tile)
+        assert rows * -(-p.N // tile.bn) <= HopperGroupedGemm().count(p, tile)
 
 
 def test_it_is_launched_as_clusters_of_persistent_blocks() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
 from kernelseam.costs import Work, predicted
@@ -60,15 +62,65 @@ _GATHERED = Structure((("a_row", "i32"), ("K", "i32")), ("a_row", "K"))
 _GEMM = HopperGemm()
 
 
-class HopperGroupedGemm(HopperKernel):
-    """Groups along M, and along K where both factors are read along M and N, by the persistent
-    blocks of the GEMM."""
+class HopperGroups(HopperKernel):
+    """Products of groups by the persistent blocks of the GEMM."""
 
-    operation = "grouped_gemm"
     name = "sm90"
     entry = _GEMM.entry
     source = _GEMM.source
     multiplies = True
+
+    @abstractmethod
+    def offered(self, p: Any) -> tuple[HopperGemmTile, ...]:
+        """Tiles that take a problem."""
+
+    @abstractmethod
+    def count(self, p: Any, tile: HopperGemmTile) -> int:
+        """The most tiles that groups can have, those of a cluster counted as one."""
+
+    @abstractmethod
+    def whole(self, p: Any) -> bool:
+        """Whether C's rows are of whole chunks of 16 bytes, as TMA stores them."""
+
+    def stores(self, p: Any, tile: HopperGemmTile) -> bool:
+        """Whether tiles can be counted, and stored."""
+        if tile.ping_pong and p.beta:
+            return False
+        return self.count(p, tile) < MAX_TILES and (self.whole(p) or tile.store == "rows")
+
+    def takes(self, problem: Any, tile: HopperGemmTile, row: ArchRow, device: Device) -> bool:
+        return self.stores(problem, tile)
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> HopperGemmTile:
+        """The one with the least predicted time."""
+        return min(
+            self.offered(problem),
+            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
+        )
+
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, HopperGemmTile]:
+        tiles = (self.tile(problem, row, device), *self.offered(problem))
+        return {t.name: t for t in tiles}
+
+    def grid(self, problem: Any, tile: HopperGemmTile, device: Device) -> int:
+        clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
+        return least(self.count(problem, tile), clusters) * tile.cluster
+
+    def config(
+        self, problem: Any, tile: HopperGemmTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        """Its blocks set up their barriers while the kernel before it ends, or maps are made."""
+        plain = super().config(problem, tile, row, device)
+        return replace(plain, cluster=(tile.cluster, 1, 1), programmatic=True)
+
+    def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
+        return _GEMM.threads(tile, row)
+
+
+class HopperGroupedGemm(HopperGroups):
+    """Groups along M, and along K where both factors are read along M and N."""
+
+    operation = "grouped_gemm"
 
     def refuse(self, problem: GroupedGemmProblem, row: ArchRow) -> str | None:
         p, product, along = problem, problem.spec.product, problem.spec.along
@@ -114,30 +166,14 @@ class HopperGroupedGemm(HopperKernel):
             if self.stores(p, t)
         )
 
-    def stores(self, p: GroupedGemmProblem, tile: HopperGemmTile) -> bool:
-        """Whether tiles can be counted, and stored: TMA stores chunks of 16 bytes whole."""
-        whole = p.c_columns * p.spec.product.dtype_c.itemsize % 16 == 0
-        if tile.ping_pong and p.beta:
-            return False
-        return tile_count(p, tile) < MAX_TILES and (whole or tile.store == "rows")
+    def count(self, p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
+        rows, columns = tile.bm * tile.cluster, divide_up(p.N, tile.bn)
+        if p.spec.along == "k":
+            return divide_up(p.M, rows) * columns * p.groups
+        return (p.M // rows + p.groups) * columns
 
-    def takes(
-        self, problem: GroupedGemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
-    ) -> bool:
-        return self.stores(problem, tile)
-
-    def tile(self, problem: GroupedGemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
-        """The one with the least predicted time for groups of one size."""
-        return min(
-            self.offered(problem),
-            key=lambda t: predicted(work_of(problem.even, t, device), row.costs, device.limits),
-        )
-
-    def variants(
-        self, problem: GroupedGemmProblem, row: ArchRow, device: Device
-    ) -> Mapping[str, HopperGemmTile]:
-        tiles = (self.tile(problem, row, device), *self.offered(problem))
-        return {t.name: t for t in tiles}
+    def whole(self, p: GroupedGemmProblem) -> bool:
+        return p.c_columns * p.spec.product.dtype_c.itemsize % 16 == 0
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return work_of(problem.even, tile, device)
@@ -157,20 +193,6 @@ class HopperGroupedGemm(HopperKernel):
     def signature(self, spec: GroupedGemmSpec) -> Signature:
         more = {"gathered": _GATHERED} if _gathers(spec) else {}
         return with_groups(_GEMM.signature(spec.product), bool(spec.indices), **more)
-
-    def grid(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> int:
-        clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
-        return least(tile_count(problem, tile), clusters) * tile.cluster
-
-    def config(
-        self, problem: GroupedGemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        """Its blocks set up their barriers while the kernel before it ends."""
-        plain = super().config(problem, tile, row, device)
-        return replace(plain, cluster=(tile.cluster, 1, 1), programmatic=True)
-
-    def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
-        return _GEMM.threads(tile, row)
 
     def shared_bytes(self, spec: GroupedGemmSpec, tile: HopperGemmTile) -> int:
         blocks = spec.product.scale_block is not None
@@ -241,14 +263,6 @@ class HopperGroupedGemm(HopperKernel):
         yield one("m", with_epilogue("swiglu", both), True, INDICES[:1])
         yield one("m", with_epilogue("silu", both))
         yield one("m", with_epilogue("gelu", transposed), indices=INDICES)
-
-
-def tile_count(p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
-    """The most tiles that groups can have, those of a cluster counted as one."""
-    rows, columns = tile.bm * tile.cluster, divide_up(p.N, tile.bn)
-    if p.spec.along == "k":
-        return divide_up(p.M, rows) * columns * p.groups
-    return (p.M // rows + p.groups) * columns
 
 
 def _gathers(spec: GroupedGemmSpec) -> bool:

@@ -3,14 +3,14 @@ which makes their tensor maps before it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
-from kernelseam.costs import Work, predicted
+from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.grouped_pointers_problem import (
     TABLE,
     GroupedGemmPointersProblem,
@@ -20,20 +20,18 @@ from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.gemm.grouped import GROUPS, with_groups
 from kernelseam.kernels.signature import Signature
-from kernelseam.symbolic import least, most
+from kernelseam.symbolic import most
 
-from kernelseam_cuda.sm90.constants import HOPPER
 from kernelseam_cuda.sm90.gemm import MAX_EXTENT, HopperGemm, refuse_extents
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
 from kernelseam_cuda.sm90.gemm_maps import MAPS, list_tensor_maps
 from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, order_values, slice_of
-from kernelseam_cuda.sm90.grouped import MAX_GROUPS, TABLE_BYTES
+from kernelseam_cuda.sm90.grouped import MAX_GROUPS, TABLE_BYTES, HopperGroups
+from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import GROUPED, GROUPED_PING_PONG, REGISTERS, HopperGemmTile
-from kernelseam_cuda.toolchain import sources
 
 _GEMM = HopperGemm()
 _BY_LIST = 4
@@ -45,18 +43,13 @@ _SECONDS = 3e-6
 """That they take."""
 
 
-class HopperListMaps(KernelDefinition):
+class HopperListMaps(HopperKernel):
     """The tensor maps of each group's A, B and C, in the workspace."""
 
     operation = "grouped_gemm_pointers"
     name = "sm90"
-    archs = ("sm_90a",)
     entry = "gemm_list_maps_sm90"
     source = "sm90/gemm/list_maps.h"
-    texts = HOPPER
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
         return None  # what it is launched for looks
@@ -122,19 +115,10 @@ class HopperListMaps(KernelDefinition):
 _LIST_MAPS = HopperListMaps()
 
 
-class HopperListedGemm(KernelDefinition):
-    """Products of 16 bits of sizes of their own, by the persistent blocks of the GEMM."""
+class HopperListedGemm(HopperGroups):
+    """Products of 16 bits of sizes of their own."""
 
     operation = "grouped_gemm_pointers"
-    name = "sm90"
-    archs = ("sm_90a",)
-    entry = _GEMM.entry
-    source = _GEMM.source
-    multiplies = True
-    texts = HOPPER
-
-    def sources(self) -> Mapping[str, str]:
-        return sources()
 
     def refuse(self, problem: GroupedGemmPointersProblem, row: ArchRow) -> str | None:
         p, product = problem, problem.spec.product
@@ -162,12 +146,11 @@ class HopperListedGemm(KernelDefinition):
     def offered(self, p: GroupedGemmPointersProblem) -> tuple[HopperGemmTile, ...]:
         return tuple(t for t in self.tiles(p.spec, None) if self.stores(p, t))  # type: ignore[arg-type]
 
-    def stores(self, p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> bool:
-        """Whether tiles can be counted, and stored: TMA stores chunks of 16 bytes whole."""
-        whole = bool((p.table[:, 1] * p.spec.product.dtype_c.itemsize % 16 == 0).all())
-        if tile.ping_pong and p.beta:
-            return False
-        return tile_count(p, tile) < MAX_TILES and (whole or tile.store == "rows")
+    def count(self, p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> int:
+        return p.tiles(tile.bm * tile.cluster, tile.bn)
+
+    def whole(self, p: GroupedGemmPointersProblem) -> bool:
+        return bool((p.table[:, 1] * p.spec.product.dtype_c.itemsize % 16 == 0).all())
 
     def takes(
         self,
@@ -178,21 +161,6 @@ class HopperListedGemm(KernelDefinition):
     ) -> bool:
         few = problem.groups <= MAX_GROUPS and max(problem.most[:2]) < MAX_EXTENT
         return few and self.stores(problem, tile)
-
-    def tile(
-        self, problem: GroupedGemmPointersProblem, row: ArchRow, device: Device
-    ) -> HopperGemmTile:
-        """The one with the least predicted time."""
-        return min(
-            self.offered(problem),
-            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
-        )
-
-    def variants(
-        self, problem: GroupedGemmPointersProblem, row: ArchRow, device: Device
-    ) -> Mapping[str, HopperGemmTile]:
-        tiles = (self.tile(problem, row, device), *self.offered(problem))
-        return {t.name: t for t in tiles}
 
     def launches(
         self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
@@ -216,26 +184,6 @@ class HopperListedGemm(KernelDefinition):
 
     def signature(self, spec: GroupedGemmPointersSpec) -> Signature:
         return with_groups(_GEMM.signature(spec.product))
-
-    def grid(
-        self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
-    ) -> int:
-        clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
-        return least(tile_count(problem, tile), clusters) * tile.cluster
-
-    def config(
-        self,
-        problem: GroupedGemmPointersProblem,
-        tile: HopperGemmTile,
-        row: ArchRow,
-        device: Device,
-    ) -> LaunchConfig:
-        """Its blocks set up their barriers while the maps are made."""
-        plain = super().config(problem, tile, row, device)
-        return replace(plain, cluster=(tile.cluster, 1, 1), programmatic=True)
-
-    def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
-        return _GEMM.threads(tile, row)
 
     def shared_bytes(self, spec: GroupedGemmPointersSpec, tile: HopperGemmTile) -> int:
         return tile.shared_bytes(False, table=TABLE_BYTES)
@@ -299,8 +247,3 @@ def tile_counts(p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> npt.NDAr
     """Tiles of each product, those of a cluster counted as one."""
     m, n = p.table[:, 0], p.table[:, 1]
     return -(-m // (tile.bm * tile.cluster)) * -(-n // tile.bn)
-
-
-def tile_count(p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> int:
-    """Of all of them."""
-    return p.tiles(tile.bm * tile.cluster, tile.bn)
