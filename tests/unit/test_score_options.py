@@ -7,6 +7,10 @@ from typing import Any
 import kernelseam as ks
 import numpy as np
 import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+from kernelseam.descriptors.attention.options import names_of
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
 from kernelseam.oracle import formulas
@@ -194,6 +198,179 @@ def test_numbers_that_no_option_takes_say_what_the_function_says(
         variant = formulas.Variant(**functions)
         want = formulas.attention(q, k, v, False, 8**-0.5, None, variant).out
     np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+SLOPES, BY_ENTRY = np.array([0.5, 0.25], np.float32), np.ones((2, 2), np.float32).T
+PREFIXES, APART = np.array([5, 0], np.int32), np.zeros(4, np.int32)[::2]
+
+
+def _falling(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return s - SLOPES[h] * abs(q - kv)
+
+
+def _falling_capped(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return _falling(capped(s, b, h, q, kv), b, h, q, kv)
+
+
+def _behind(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return s + BY_ENTRY[b, h] * (kv - q)
+
+
+def _in_front(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return (q >= kv) | (kv < PREFIXES[b])
+
+
+def _in_front_near(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return _in_front(b, h, q, kv) & (q - kv < 9)
+
+
+@pytest.mark.parametrize(
+    ("functions", "fields", "options"),
+    [
+        ((_falling, None), {}, "alibi"),
+        ((_falling, in_document), {}, "alibi causal expression"),
+        ((_falling, _in_front), {}, "alibi causal prefix"),
+        ((_behind, MASKS["causal"][0]), {}, "alibi causal"),
+        ((_behind, MASKS["window"][0]), {}, "alibi window"),
+        ((_behind, None), {"causal": True}, "alibi causal"),
+        ((_falling_capped, None), {}, "alibi softcap"),
+        ((None, _in_front), {}, "causal prefix"),
+        ((None, _in_front_near), {}, "causal expression prefix"),
+        # what lies ahead would lose where it gains
+        ((_behind, None), {}, "expression"),
+        ((_behind, _in_front), {}, "causal expression prefix"),
+        ((_behind, MASKS["ahead"][0]), {}, "expression window"),
+        # of another diagonal
+        ((_falling, None), {"S_q": 20}, "expression"),
+        ((None, _in_front), {"S_q": 20}, "expression"),
+        ((None, _in_front), {"batch_invariant": True}, "batch_invariant expression"),
+        # what an option changes before, or hides of the prefix
+        ((_falling, None), {"bias": 0}, "bias expression"),
+        ((None, _in_front), {"window": (3, 1)}, "expression window"),
+        # no array for every head, or entry
+        ((_falling, None), {"num_heads": 3}, "expression"),
+        ((None, _in_front), {"batch": 3}, "expression"),
+        ((None, lambda b, h, q, kv: (q >= kv) | (kv < APART[b])), {}, "expression"),
+        # a sum that the score was changed in before
+        ((lambda s, b, h, q, kv: _falling(s * 2, b, h, q, kv), None), {}, "expression"),
+    ],
+)  # fmt: skip
+def test_what_says_alibi_or_a_prefix_is_the_option(
+    functions: tuple[ScoreMod | None, MaskMod | None], fields: dict[str, Any], options: str
+) -> None:
+    p = problem(*functions, **fields)
+    assert " ".join(sorted(names_of(p.spec.options))) == options
+    arrays = [r.name for r in p.operands if r.name.startswith(("captured", "alibi", "prefix"))]
+    captured = score_expression(*functions).arrays
+    assert arrays == [f"captured_{i}" for i in range(len(captured))]
+    if functions[0] is _falling and "alibi" in options:
+        assert (p.spec.slopes, p.alibi_strides) == ("captured_0", (0, 1))
+    if functions[0] is _behind and "alibi" in options:
+        assert (p.spec.slopes, p.alibi_strides) == ("captured_0", (1, 2))
+
+
+SIGNS = {
+    "lost": lambda s, x, d: s - x * abs(d),
+    "gained": lambda s, x, d: s + -x * abs(-d),
+    "behind": lambda s, x, d: s + x * -d,
+    "turned": lambda s, x, d: d * -x + s,
+    "ahead": lambda s, x, d: s + x * d,
+    "up": lambda s, x, d: s + x * abs(d),
+    "from it": lambda s, x, d: x * abs(d) - s,
+    "squared": lambda s, x, d: s - x * d * d,
+}
+"""``d``: q − kv."""
+
+
+def slope_of(kind: str, array: Any, b: Any, h: Any) -> Any:
+    match kind:
+        case "h":
+            return array[h]
+        case "bh":
+            return array[b, h]
+        case "0h":
+            return array[0, h]
+        case "hh":
+            return array[h, h]
+    return array[1, h]
+
+
+PLAIN: dict[str, Any] = {"kind": "h", "dtype": "f4", "heads": 3, "offset": 0, "prefix": "i4"}
+PLAIN |= {"beside": "", "S_q": 9, "inner": None}
+CHANGES = {
+    "sign": [*SIGNS],
+    "kind": ["bh", "0h", "1h", "hh"],
+    "dtype": ["f2", "f8", "i4"],
+    "heads": [2, 5],
+    "offset": [1, "end"],
+    "mask": ["", "to the end", "window", "prefix, near"],
+    "prefix": ["i8", "u1", "apart", "short"],
+    "beside": ["causal", "softcap", "alibi_slopes", "prefix_lengths", "window"],
+    "S_q": [6],
+    "inner": [2.0, -2.0],
+}
+change = st.sampled_from([(n, x) for n, xs in CHANGES.items() for x in xs])
+
+
+@settings(deadline=None, max_examples=400)
+@drawn(st.sampled_from(["lost", "behind"]), st.sampled_from(["causal", "prefix"]), change, change)
+def test_slopes_and_prefixes_say_what_the_functions_say(
+    sign: str, mask: str, first: tuple[str, Any], second: tuple[str, Any]
+) -> None:
+    """Whether options take them or not: of any order of terms, any array, mask and lengths."""
+    x: dict[str, Any] = {
+        "sign": sign,
+        "mask": mask,
+        "inner": None,
+        **PLAIN,
+        **dict([first, second]),
+    }
+    sign, mask, kind, prefix, inner = (x[n] for n in ("sign", "mask", "kind", "prefix", "inner"))
+    draw, S_k, offset = np.random.default_rng(3), 9, x["offset"]
+    rows = 2 if kind in ("bh", "1h") else 5
+    shape = (x["heads"],) if kind == "h" else (rows, x["heads"])
+    array = (3 * draw.standard_normal(shape)).astype(x["dtype"])
+    lengths = np.array([4, 0, 7, 2])[:: 2 if prefix == "apart" else 1]
+    lengths = lengths.astype("i4" if prefix in ("apart", "short") else prefix)
+    lengths = lengths[:1] if prefix == "short" else lengths
+    reach, to_end = np.int32(4), offset == "end"
+    further = 0 if to_end else offset
+
+    def functions(array: Any, lengths: Any) -> dict[str, Any]:
+        def score(s: Any, b: Any, h: Any, q: Any, kv: Any, *, q_len: Any, kv_len: Any) -> Any:
+            d = q - kv + (kv_len - q_len if to_end else further)
+            s = s if inner is None else inner * np.tanh(s / inner)
+            return SIGNS[sign](s, slope_of(kind, array, b, h), d)
+
+        def seen(b: Any, h: Any, q: Any, kv: Any, *, q_len: Any, kv_len: Any) -> Any:
+            match mask:
+                case "causal":
+                    return q >= kv
+                case "to the end":
+                    return kv - q <= kv_len - q_len
+                case "window":
+                    return (q >= kv) & (q - kv < reach)
+                case "prefix":
+                    return (kv < lengths[b]) | (kv <= q)
+            return ((q >= kv) | (lengths[b] > kv)) & (q - kv < reach)
+
+        return {"score_mod": score, "mask_mod": seen if mask else None}
+
+    given: dict[str, Any] = {
+        "causal": {"causal": True},
+        "softcap": {"softcap": 1.5},
+        "alibi_slopes": {"alibi_slopes": np.full((2, 3), 0.25, np.float32)},
+        "prefix_lengths": {"prefix_lengths": np.array([2, 5], np.int32), "causal": True},
+        "window": {"window": (5, 1)},
+    }.get(x["beside"], {})
+    q, k, v = (draw.standard_normal((2, 3, n, 8)).astype("f4") for n in (x["S_q"], S_k, S_k))
+    got = ks.attention(q, k, v, **given, **functions(array, lengths))
+    # behind an array's end its last element is read
+    there = (np.pad(y, [(0, 5)] * y.ndim, "edge") for y in (array, lengths))
+    own = {n: y for n, y in given.items() if n != "causal"}
+    variant = formulas.Variant(**own, **functions(*there))
+    want = formulas.attention(q, k, v, "causal" in given, 8**-0.5, None, variant).out
+    np.testing.assert_allclose(got, want, atol=2e-5)
 
 
 def test_a_reach_beyond_what_a_window_takes_stays_a_function() -> None:

@@ -1,10 +1,11 @@
-"""What of a score_mod and a mask_mod attention's options say: a soft cap, and bands of keys around
-the diagonal. Kernels have these by hand, in both directions; the rest stays an expression."""
+"""What of a score_mod and a mask_mod attention's options say: a soft cap, ALiBi, a prefix, and
+bands of keys around the diagonal. Kernels have these by hand, in both directions; the rest stays
+an expression."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from kernelseam.symbolic import as_float
 Linear = Mapping[str | int, int]
 """A sum of coordinates and captured numbers, each times an integer; of "" the constant."""
 _INTEGERS = (Type.INT32, Type.INT64)
+_SCORE = coordinate("score", Type.FLOAT)
 _SHIFT: Linear = {"kv_len": 1, "q_len": -1}
 
 
@@ -39,6 +41,29 @@ class Bound(NamedTuple):
         return result if 0 <= result < 1 << 31 else None
 
 
+class Source(NamedTuple):
+    """A captured array that has a number for each entry, or head, or both, and its axes: "b", "h",
+    or "" of the first element."""
+
+    array: int
+    axes: tuple[str, ...]
+
+
+class Alibi(NamedTuple):
+    """slope·(−|distance|) that is added to scores; ``behind``: of keys up to the diagonal alone."""
+
+    slopes: Source
+    from_diagonal: Bound
+    behind: bool
+
+
+class Prefix(NamedTuple):
+    """Keys before ``lengths`` that are visible beside those of a band."""
+
+    lengths: Source
+    band: Bound
+
+
 class Options(NamedTuple):
     """What options say of an expression with these numbers, and the structure of the rest, with the
     same numbers and arrays; None where nothing is left."""
@@ -46,20 +71,43 @@ class Options(NamedTuple):
     left: int | None
     right: int | None
     softcap: float | None
+    slopes: Source | None
+    prefix: Source | None
     rest: Structure | None
 
 
+class Parts(NamedTuple):
+    """``conditions``: of each that the mask has, the bounds that it is, or the prefix; () else."""
+
+    conditions: tuple[tuple[Bound, ...] | Prefix, ...]
+    cap: Node | None
+    alibi: Alibi | None
+
+
 def options_of(
-    structure: Structure, numbers: Sequence[int | float], square: bool, caps: bool
+    structure: Structure,
+    numbers: Sequence[int | float],
+    square: bool,
+    caps: bool,
+    right: int | None = None,
+    has: Callable[[Source, str], bool] = lambda source, dtype: False,
 ) -> Options:
     """``square``: of as many queries as keys, whatever the entry. ``caps``: whether the expression
-    is the first to change the scores, so that a soft cap may be the option's."""
-    conditions, own_cap = _parts(structure)
+    is the first to change the scores, so that a soft cap and ALiBi may be the options'. ``right``:
+    the option's own band. ``has(source, dtype)``: whether options take the array, as slopes of
+    float32 or as prefixes of int32."""
+    conditions, own_cap, alibi = _parts(structure)
     ends: dict[bool, int] = {}
     taken = set()
+    prefix = None
     for i, condition in enumerate(conditions):
+        if isinstance(condition, Prefix):
+            band = condition.band.distance(numbers, square)
+            if prefix is None and band == 0 and has(condition.lengths, "int32"):
+                prefix, taken, ends = condition.lengths, {i}, {False: 0}
+            continue
         found = [(x.left, x.distance(numbers, square)) for x in condition]
-        if not found or any(n is None for _, n in found):
+        if prefix is not None or not found or any(n is None for _, n in found):
             continue
         taken.add(i)
         for left, n in found:
@@ -69,21 +117,102 @@ def options_of(
     if caps and own_cap is not None:
         value = numbers[own_cap.value] if own_cap.operation == "argument" else own_cap.value
         cap = as_float(value) if 0 < value < math.inf else None
-    rest = _rest(structure, frozenset(taken), cap is not None)
-    return Options(ends.get(True), ends.get(False), cap, rest)
+    slopes = None
+    if alibi is not None and caps and (cap is None) == (own_cap is None):
+        on_diagonal = alibi.from_diagonal.distance(numbers, square) == 0
+        behind = prefix is None and 0 in (right, ends.get(False))
+        if on_diagonal and (behind or not alibi.behind) and has(alibi.slopes, "float32"):
+            slopes = alibi.slopes
+    if alibi is not None and slopes is None:
+        cap = None
+    arrays = frozenset(x.array for x in (slopes, prefix) if x is not None)
+    whole = cap is not None or slopes is not None
+    rest = _rest(structure, frozenset(taken), whole, arrays)
+    return Options(ends.get(True), ends.get(False), cap, slopes, prefix, rest)
 
 
 @lru_cache(512)
-def _parts(structure: Structure) -> tuple[tuple[tuple[Bound, ...], ...], Node | None]:
-    """Bounds that each condition of the mask is, if it is; the cap of a score that is capped."""
-    score, cap = structure.score, None
-    if score.operation == "softcap" and score.arguments[0] == coordinate("score", Type.FLOAT):
-        own = score.arguments[1]
+def _parts(structure: Structure) -> Parts:
+    inner, alibi = _alibi(structure.score)
+    cap = None
+    if inner.operation == "softcap" and inner.arguments[0] == _SCORE:
+        own = inner.arguments[1]
         own = own.arguments[0] if own.operation == "cast" else own
         cap = own if own.operation in ("argument", "constant") else None
+    if cap is None and inner != _SCORE:
+        alibi = None
     if structure.blocks is not None:
-        return (), cap
-    return tuple(tuple(_bounds(x)) for x in _conditions(structure.visible)), cap
+        return Parts((), cap, alibi)
+    conditions = _conditions(structure.visible)
+    return Parts(tuple(_prefix(x) or tuple(_bounds(x)) for x in conditions), cap, alibi)
+
+
+def _alibi(score: Node) -> tuple[Node, Alibi | None]:
+    """(what a score was before, the ALiBi that changed it); itself without one."""
+    if score.operation not in ("add", "sub"):
+        return score, None
+    x, y = score.arguments
+    if (found := _of_distance(y, 1 if score.operation == "add" else -1)) is not None:
+        return x, found
+    if score.operation == "add" and (found := _of_distance(x, 1)) is not None:
+        return y, found
+    return score, None
+
+
+def _of_distance(term: Node, sign: int) -> Alibi | None:
+    """A product of a slope and a distance that is added, if it is ALiBi."""
+    sign, term = _signed(term, sign)
+    if term.operation != "mul":
+        return None
+    for slope, distance in (term.arguments, term.arguments[::-1]):
+        own, array = _signed(slope, sign)
+        source = _source(array, "float32")
+        if source is None:
+            continue
+        own, distance = _signed(distance, own)
+        behind = distance.operation != "abs"
+        inner = distance if behind else _signed(distance.arguments[0], 1)[1]
+        linear = _linear(inner)
+        if linear is None or (own > 0 and not behind):
+            continue
+        found = _bound(_sum((linear, -own)))  # of kv_idx − q_idx + …
+        if found is not None and not (found.left and behind):
+            return Alibi(source, found, behind)
+    return None
+
+
+def _signed(n: Node, sign: int) -> tuple[int, Node]:
+    """A number without signs and wider types in front of it."""
+    while n.operation == "neg" or (
+        n.operation == "cast" and Type.BOOLEAN < n.arguments[0].type < n.type
+    ):
+        sign, n = (-sign if n.operation == "neg" else sign), n.arguments[0]
+    return sign, n
+
+
+def _source(n: Node, dtype: str) -> Source | None:
+    """The captured array whose elements of entries and heads it is, if it is one."""
+    if n.operation != "load" or n.value[1] != dtype:
+        return None
+    places = {coordinate("b"): "b", coordinate("h"): "h", constant(0): ""}
+    axes = tuple(places.get(x) for x in n.arguments)
+    named = [x for x in axes if x]
+    if None in axes or len({*named}) < len(named):
+        return None
+    return Source(n.value[0], tuple(x or "" for x in axes))
+
+
+def _prefix(condition: Node) -> Prefix | None:
+    """A band or what is in front of an entry's number of keys, if a condition is that."""
+    if condition.operation != "or":
+        return None
+    for front, band in (condition.arguments, condition.arguments[::-1]):
+        if front.operation != "lt" or front.arguments[0] != coordinate("kv_idx"):
+            continue
+        lengths, bounds = _source(front.arguments[1], "int32"), _bounds(band)
+        if lengths is not None and lengths.axes == ("b",) and len(bounds) == 1:
+            return None if bounds[0].left else Prefix(lengths, bounds[0])
+    return None
 
 
 def _conditions(mask: Node) -> list[Node]:
@@ -94,15 +223,17 @@ def _conditions(mask: Node) -> list[Node]:
 
 
 @lru_cache(512)
-def _rest(structure: Structure, taken: frozenset[int], capped: bool) -> Structure | None:
+def _rest(
+    structure: Structure, taken: frozenset[int], whole: bool, arrays: frozenset[int]
+) -> Structure | None:
+    """Without conditions that are taken, the ``whole`` score_mod and these arrays."""
     visible = constant(True)
     for i, x in enumerate(_conditions(structure.visible)):
         if i not in taken:
             visible = make("and", visible, x)
-    score = coordinate("score", Type.FLOAT) if capped else structure.score
-    rest = structure._replace(score=score, visible=visible)
-    nothing = not (rest.has_score or rest.has_mask or rest.arrays)
-    return None if nothing else rest
+    rest = structure._replace(score=_SCORE if whole else structure.score, visible=visible)
+    used = len(rest.arrays) > len(arrays)
+    return rest if rest.has_score or rest.has_mask or used else None
 
 
 def _bounds(n: Node) -> list[Bound]:

@@ -95,7 +95,8 @@ class KernelDefinition(Composition):
 
     def pointers(self, spec: Any) -> dict[str, str]:
         """Pointer parameter → operand name. What is no operand is null, or in the workspace."""
-        return {p: self.operands.get(p, p) for p in self.signature(spec).pointers}
+        names = {**self.operands, **getattr(getattr(spec, "forward", spec), "renamed", {})}
+        return {p: names.get(p, p) for p in self.signature(spec).pointers}
 
     def tensor_maps(self, problem: Any, tile: Any, device: Device) -> dict[str, TensorMap]:
         """Tensor map parameter → the map."""

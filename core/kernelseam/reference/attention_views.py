@@ -172,16 +172,22 @@ class Views:
             p.scale,
             left=p.left if s.window else None,
             right=0 if s.causal else p.right if s.window else None,
-            prefix=min(max(int(self.arrays["prefix_lengths"][own.batch.start]), 0), own.S_k)
+            prefix=min(max(int(self.arrays[s.prefixes][own.batch.start]), 0), own.S_k)
             if s.prefix
             else 0,
-            slopes=of_heads("alibi_slopes", s.alibi),
+            slopes=self._grouped(self._slopes()[own.batch, heads]) if s.alibi else None,
             bias=of_heads("bias", s.bias),
             mask=of_heads("mask", s.mask),
             sinks=self._grouped(self.arrays["sinks"][None, heads])[0] if s.sinks else None,
             **{n: getattr(p, n) for n in scalars_of(ScoreNumbers) if getattr(s, n)},
             expression=self._expression(own) if s.expression is not None else None,
         )
+
+    def _slopes(self) -> Array:
+        """[batch, heads], also where a captured array has them."""
+        p, x = self.problem, self.arrays[self.problem.spec.slopes]
+        walk = [s * x.itemsize for s in p.alibi_strides]
+        return np.lib.stride_tricks.as_strided(x, (p.batch, p.num_heads), walk, writeable=False)
 
     def _expression(self, own: Stack) -> Expression:
         """The user's functions over the stack's heads."""

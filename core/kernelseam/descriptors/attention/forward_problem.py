@@ -96,6 +96,7 @@ def problem_of(
     plane = (batch, heads, s_q, s_k)
     q_scales, kv_scales = _scaled(given, dtype_q, dtype_kv)
     expression = given.expression
+    used: dict[str, Any] = {n: x is not None for n, x in numbers.items()}
     spec = AttentionSpec(
         dtype,
         d,
@@ -106,7 +107,7 @@ def problem_of(
         window=windowed,
         prefix=given.prefix_lengths is not None,
         alibi=given.alibi_slopes is not None,
-        **{n: x is not None for n, x in numbers.items()},
+        **used,
         bias=bias,
         mask=given.mask is not None,
         sinks=given.sinks is not None,

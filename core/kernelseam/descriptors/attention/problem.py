@@ -4,7 +4,7 @@ check nothing."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from kernelseam.contract import OperandRule
@@ -14,14 +14,17 @@ from kernelseam.descriptors.attention.options import (
     SpecOption,
     names_of,
 )
-from kernelseam.descriptors.common.captured import captured_rules
+from kernelseam.descriptors.common.captured import captured, captured_rules
 from kernelseam.descriptors.common.extents import distinct
 from kernelseam.dtypes import DType
 from kernelseam.errors import not_supported
 from kernelseam.expressions.text import structure_of
 from kernelseam.forking import cached_property
 
-PLAIN = frozenset({"dtype", "head_dim", "value_dim", "vector", "lse", "latent"})
+SLOPES, PREFIXES = "alibi_slopes", "prefix_lengths"
+PLAIN = frozenset(
+    {"dtype", "head_dim", "value_dim", "vector", "lse", "latent", "slopes", "prefixes"}
+)
 """Fields of a spec that are not options: every implementation supports them."""
 
 
@@ -74,6 +77,10 @@ class AttentionSpec(SpecNumbers):
     with the same strides. Who reads v as any other is right, too."""
     expression: str | None = None
     """The text of a score_mod and a mask_mod (``kernelseam.expressions.text``)."""
+    slopes: str = SLOPES
+    """The operand that has ALiBi's slopes: a captured array where a score_mod said ALiBi. So
+    ``prefixes``."""
+    prefixes: str = PREFIXES
 
     operation = "attention"
 
@@ -86,6 +93,11 @@ class AttentionSpec(SpecNumbers):
     def kv(self) -> DType:
         """The element type of k and v as they lie in memory; products are of ``dtype``."""
         return self.dtype_kv or self.dtype
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Pointers of kernels whose operands a spec names."""
+        return {"slopes": self.slopes, "prefixes": self.prefixes}
 
     @property
     def dims(self) -> str:
@@ -268,8 +280,8 @@ class AttentionProblem(ProblemNumbers):
             yield OperandRule(
                 "mask", DType.boolean, (b * reads, h, self.S_q, self.S_k), self.mask_strides, 1
             )
-        if s.alibi:
-            yield OperandRule("alibi_slopes", f32, (b * reads, h), self.alibi_strides, 4)
+        if s.alibi and s.slopes == SLOPES:
+            yield OperandRule(SLOPES, f32, (b * reads, h), self.alibi_strides, 4)
         if s.sinks:
             yield OperandRule("sinks", f32, (h * reads,), (1,), 4)
         if s.q_scales:
@@ -283,18 +295,27 @@ class AttentionProblem(ProblemNumbers):
                 ("v_scales", self.v_scale_strides),
             ):
                 yield OperandRule(name, f32, (outer * reads, g, blocks), walk, 4)
-        if s.prefix:
-            yield OperandRule("prefix_lengths", i32, (b * reads,), (1,), 4)
+        if s.prefix and s.prefixes == PREFIXES:
+            yield OperandRule(PREFIXES, i32, (b * reads,), (1,), 4)
         if s.lengths:
             yield OperandRule("kv_lengths", i32, (b,), (1,), 4)
         if s.q_view == "packed":
             yield OperandRule("cu_seqlens_q", i32, ((b + 1) * min(b, 1),), (1,), 4)
         if s.kv_view == "packed":
             yield OperandRule("cu_seqlens_k", i32, ((b + 1) * min(b, 1),), (1,), 4)
-        arrays = () if s.expression is None else structure_of(s.expression).arrays
-        yield from captured_rules(self, arrays, reads)
+        yield from captured_rules(self, self._captured, reads)
         if s.kv_view == "paged":
             yield OperandRule("block_table", i32, (b, self.table_width), (self.table_stride, 1), 4)
+
+    @property
+    def _captured(self) -> Sequence[tuple[str, int]]:
+        """(dtype, rank) of captured arrays; without an expression, those that options take."""
+        if self.spec.expression is not None:
+            return structure_of(self.spec.expression).arrays
+        return [
+            ("float32" if captured(i) == self.spec.slopes else "int32", len(extents))
+            for i, extents in enumerate(self.captured_extents)
+        ]
 
     @property
     def _key_rows(self) -> dict[str, tuple[int, int]]:
