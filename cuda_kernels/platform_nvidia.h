@@ -65,6 +65,8 @@ KS_DEVICE float reciprocal_fast(float x) { float y; asm("rcp.approx.ftz.f32 %0, 
 // Within two roundings, over all numbers, without a branch.
 KS_DEVICE float divide_fast(float x, float y) { float z; asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 KS_DEVICE float sqrt_fast(float x) { float y; asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// Of normal numbers.
+KS_DEVICE float rsqrt_fast(float x) { float y; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 KS_DEVICE float log2_fast(float x) { return __log2f(x); }
 KS_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 

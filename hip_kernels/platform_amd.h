@@ -114,6 +114,7 @@ KS_DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 KS_DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 KS_DEVICE float divide_fast(float x, float y) { return x / y; }
 KS_DEVICE float sqrt_fast(float x) { return __builtin_sqrtf(x); }
+KS_DEVICE float rsqrt_fast(float x) { return rsqrtf(x); }
 KS_DEVICE float log2_fast(float x) { return __builtin_amdgcn_logf(x); }
 KS_DEVICE float infinity() { return __builtin_inff(); }
 

@@ -3,6 +3,7 @@ block by block."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.expressions.bounds import bounds
 from kernelseam.expressions.derivatives import array_gradients, slope
 from kernelseam.expressions.evaluation import evaluate
-from kernelseam.expressions.scores import ScoreExpression, score_expression
+from kernelseam.expressions.lowering import device_struct
+from kernelseam.expressions.scores import MaskMod, ScoreExpression, ScoreMod, score_expression
 from kernelseam.kernels import kernel
 from kernelseam.oracle import check as oracle
 from kernelseam.oracle.formulas import Variant
@@ -28,6 +30,7 @@ from torch_mods import MODS, B, H  # noqa: E402
 SHAPE = (B, H, 32, 48)
 SIZE = 16
 SLOW = pytest.mark.slow("each mod is compiled: those of every kind of node run in .ci/run")
+SLOPES = np.arange(64, dtype=np.float32) / 8
 FIRST = ("t5", "neighbourhood", "tree", "sandwich", "soft_mask", "packed_documents", "scalars")
 
 
@@ -43,11 +46,12 @@ def check(e: ScoreExpression, planted: tuple[str, str] | None = None) -> None:
     roots = {"score": e.structure.score, "visible": e.structure.visible}
     roots |= {"slope": slope(e.structure.score)}
     roots |= {f"factor{i}": g.factor for i, g in enumerate(array_gradients(e.structure.score))}
+    roots |= {f"{name} by distance": roots[name] for name in ("score", "visible")}
     got = program.elements(scores)
     assert set(got) == set(roots)
     for name, root in roots.items():
         (want,) = evaluate([root], at, e.numbers, arrays)
-        if name == "visible":
+        if name.startswith("visible"):
             np.testing.assert_array_equal(got[name], np.broadcast_to(want, SHAPE))
         else:
             near = {"rtol": 1e-5, "atol": 1e-5}
@@ -84,6 +88,34 @@ def test_device_code_of_operations() -> None:
     check(score_expression(score, mask))
 
 
+ALL_OF_DISTANCE: dict[str, tuple[ScoreMod | None, MaskMod | None, tuple[object, ...]]] = {
+    "a load": (lambda s, b, h, q, kv: s + SLOPES[q - kv], None, (True, False, 3, 1)),
+    "a bit": (None, lambda b, h, q, kv: (q >= kv) & ((kv - q) % 4 == 0), (True, True, 5, 2)),
+    "two numbers": (
+        lambda s, b, h, q, kv: s - SLOPES[h] * abs(q - kv),
+        lambda b, h, q, kv: (q - kv) % 3 < q,
+        (True, False, 7, 2),
+    ),
+    "a product": (lambda s, b, h, q, kv: s * (q - kv), None, (False, False, 3, 3)),
+    "three numbers": (
+        lambda s, b, h, q, kv: (s * abs(q - kv) + (q - kv) // 3) * s + (kv - q) % 5,
+        None,
+        (False, False, 12, 12),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALL_OF_DISTANCE)
+def test_what_a_distance_says_is_computed_apart(name: str) -> None:
+    """Up to two numbers, and not what an element has as fast."""
+    score, mask, want = ALL_OF_DISTANCE[name]
+    e = score_expression(score, mask)
+    check(e)
+    text = device_struct(e.structure)
+    said = [f"{n} = true" in text for n in ("HAS_DIAGONAL", "DIAGONAL_IS_BIT")]
+    assert (*said, *map(int, re.findall(r"OPERATIONS\w* = (\d+)", text))) == want
+
+
 FAULTS = {
     "a hoisted value of the next row": (
         "array1.base[inside_of(q_idx,",
@@ -95,6 +127,7 @@ FAULTS = {
         "rows.q_last - columns.kv_last",
     ),
     "a number baked in": ("x2 < number0;\n    const bool x4", "x2 < 17;\n    const bool x4"),
+    "what belongs to the next distance": ("= -distance;", "= -distance + 1;"),
     "the sign of an array's factor": ("return x1;", "return -x1;"),
 }
 
@@ -140,6 +173,37 @@ def test_gradients_by_scores(hostcpp: Plugins) -> None:
     for x, y in zip(found, (*want[:3], want.dscores), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
     assert np.abs(want.dscores).max() > 0.1
+
+
+def test_slopes_and_prefixes_lie_where_functions_captured_them(hostcpp: Plugins) -> None:
+    """Forward and gradients by options; neither array lies as the options' own would."""
+    shape = (2, 3, 40, 64)
+    q, k, v, dout = (np.random.default_rng(n).standard_normal(shape) for n in range(4))
+    inputs = [x.astype(np.float32) for x in (q, k, v, dout)]
+    slopes = np.array([[0.5, 1.5], [0.1, 0.3], [0.0, 1.0]], np.float32)
+    lengths = np.array([7, 30, 1], np.int32)
+
+    def score(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return s - slopes[h, b] * abs(q - kv)
+
+    def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
+        return (q >= kv) | (kv < lengths[b])
+
+    e = replace(score_expression(score, mask), arrays=(HostArray(slopes), HostArray(lengths)))
+    out, lse = np.zeros(shape, np.float32), np.zeros(shape[:3], np.float32)
+    given = [HostArray(x) for x in (*inputs[:3], out, lse)]
+    forward = Attention.from_arrays(*given, expression=e)
+    assert forward.problem().spec.expression is None
+    ks.plan(forward).bind()()
+    variant = Variant(score_mod=score, mask_mod=mask)
+    assert oracle.attention(*inputs[:3], out, causal=False, variant=variant)
+    found = [HostArray(np.empty(shape, np.float32)) for _ in range(3)]
+    backward = AttentionBwd.from_arrays(*given, HostArray(inputs[3]), *found, expression=e)
+    ks.plan(backward).bind()()
+    functions: dict[str, Any] = {"score_mod": score, "mask_mod": mask}
+    want = ks.attention_bwd(inputs[3], *inputs[:3], out, lse, score_gradient=True, **functions)
+    for x, y in zip(found, want[:3], strict=True):
+        np.testing.assert_allclose(x.host, y, rtol=1e-4, atol=1e-5)
 
 
 def test_another_function_of_known_code_compiles_nothing(

@@ -11,6 +11,8 @@ something is computed; each is const, and all a kernel needs of an expression:
     bool visible(tile, row, column)            for each element, where ``HAS_MASK``
     float slope(score, tile, row, column)      ∂score/∂(scaled product)
     float factorN(score, tile, row, column)    what array gradient N multiplies the score's with
+    Diagonal diagonal(tile, distance)          once for each q_idx − kv_idx, by who likes to:
+    score(…, diagonal), visible(…, diagonal)   the same for an element, given that of its distance
     Rows rows<LANES>(tile, q_first, q_last)    once for a block's queries (the last one inclusive)
     Columns columns<LANES>(tile, kv_first, kv_last)   once for its keys
     bool any(tile, rows, columns)              whether some of its pairs may be visible
@@ -21,7 +23,9 @@ part of captured arrays' ranges. All lanes of the warp must call then. Queries a
 sequence may be asked for: nothing outside of an array is read.
 Constants: ``HAS_SCORE`` and ``HAS_MASK`` (whether score and visible are more than the identity and
 true), ``OPERATIONS`` (of an element), ``AFFINE`` (score = a·x + b) and ``FACTOR_OF_TILE`` (where a
-is one number for a tile: then there is ``float factor(tile)``).
+is one number for a tile: then there is ``float factor(tile)``). ``HAS_DIAGONAL``: whether what
+depends on the distance alone is worth its own computation; ``DIAGONAL_IS_BIT``: it is true or
+false, and nothing else; ``OPERATIONS_BESIDE``: what is left to an element then.
 """
 
 from __future__ import annotations
@@ -37,7 +41,16 @@ import numpy as np
 from kernelseam.expressions.blocks import WHOLE, Blocks
 from kernelseam.expressions.bounds import CORNERS, Bounds, bounds
 from kernelseam.expressions.derivatives import affine, array_gradients, slope
-from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order
+from kernelseam.expressions.nodes import (
+    Node,
+    Type,
+    constant,
+    coordinate,
+    make,
+    order,
+    rebuilt,
+    substitute,
+)
 from kernelseam.expressions.operations import OPERATIONS
 
 C_TYPES = {Type.BOOLEAN: "bool", Type.INT32: "int", Type.INT64: "i64", Type.FLOAT: "float"}
@@ -68,7 +81,7 @@ class Levels(NamedTuple):
     def of(self, n: Node) -> str:
         """How often a node is computed: once for each of these."""
         own = [level for level, places in self.places.items() if n.reads & {*places}]
-        if n.reads & self.element or {"row", "column"} <= {*own} or {"rows", "columns"} <= {*own}:
+        if n.reads & self.element or len(own) > 1 + ("tile" in own):
             return "element"
         return own[-1] if own else "tile"
 
@@ -79,6 +92,7 @@ _LEVELS = Levels(
         "tile": _TILE,
         "row": ("q_idx",),
         "column": ("kv_idx",),
+        "diagonal": ("distance",),
         "rows": CORNERS["q_idx"],
         "columns": CORNERS["kv_idx"],
     },
@@ -86,6 +100,14 @@ _LEVELS = Levels(
 )
 _BLOCK = "rows", "columns"
 """Levels of a block of queries × keys, which lanes may ask for together."""
+_DISTANCE = coordinate("distance")
+_DISTANCES = {
+    make("sub", coordinate("q_idx"), coordinate("kv_idx")): _DISTANCE,
+    make("sub", coordinate("kv_idx"), coordinate("q_idx")): make("neg", _DISTANCE),
+}
+_WORTHWHILE, _MOST_KEPT = 2, 2
+"""Operations on a distance that are worth a level of their own, a load alone is; and numbers that
+it may keep."""
 
 
 class Structure(NamedTuple):
@@ -134,7 +156,7 @@ def _seen(mask: Node, array: int, blocks: Blocks | None) -> tuple[Node, Bounds]:
 def _not_negative(n: Node) -> bool:
     match n.operation:
         case "coordinate":
-            return True
+            return n != _DISTANCE
         case "constant":
             return bool(n.value >= 0)
         case "add" | "mul" | "min" | "cast" | "shr":
@@ -164,6 +186,35 @@ def _literal(n: Node) -> str:
         return "quiet_nan()"
     text = f"{np.float32(x):.9g}"
     return (text if "." in text or "e" in text else text + ".") + "f"
+
+
+def _is_normal(x: float) -> bool:
+    return 2.0**-126 <= abs(x) <= 2.0**126
+
+
+def _with_products(root: Node) -> Node:
+    """With products in the place of a score's divisions by a number, or by a square root whose
+    square is no subnormal: they are within two roundings, too."""
+    done: dict[Node, Node] = {}
+    for n in order([root]):
+        new = rebuilt(n, tuple(done[x] for x in n.arguments))
+        if new.operation == "div" and "score" in new.reads:
+            x, y = new.arguments
+            if y.operation == "constant" and _is_normal(y.value):
+                new = make("mul", x, constant(1 / y.value, Type.FLOAT))
+            elif y.operation == "sqrt" and _is_above_squares(y.arguments[0]):
+                new = make("mul", x, make("rsqrt", y.arguments[0]))
+        done[n] = new
+    return done[root]
+
+
+def _is_above_squares(n: Node) -> bool:
+    """Whether a float is a square and a normal number above 0, added."""
+    if n.operation != "add":
+        return False
+    square, more = n.arguments
+    is_square = square.operation == "mul" and square.arguments[0] == square.arguments[1]
+    return is_square and more.operation == "constant" and more.value > 0 and _is_normal(more.value)
 
 
 class _Body:
@@ -219,6 +270,8 @@ def _text(n: Node, x: Sequence[str]) -> str:
         ):
             if n.arguments[1].operation == "constant" and n.arguments[1].value:
                 return f"{x[0]} {'/' if n.operation == 'floordiv' else '%'} {x[1]}"
+        case "rsqrt" if _is_above_squares(n.arguments[0]):
+            return f"rsqrt_fast({x[0]})"
         case "div" | "sqrt" if "score" in n.reads:  # of indices it is exact, as masks round down
             return f"{'divide' if n.operation == 'div' else 'sqrt'}_fast({', '.join(x)})"
     return OPERATIONS[n.operation].text.format(*x)
@@ -233,23 +286,31 @@ def _place(array: str, axis: int, index: str, not_negative: bool) -> str:
 def device_struct(structure: Structure, name: str = "Expression") -> str:
     """The struct's text; see above."""
     seen, whole = structure.seen
-    functions = {"score": structure.score, "visible": seen}
-    functions["slope"] = slope(structure.score)
+    functions = {"score": _with_products(structure.score), "visible": seen}
+    functions["slope"] = _with_products(slope(structure.score))
     line = affine(structure.score)
     of_tile = line is not None and _LEVELS.of(line[0]) == "tile"
     for i, gradient in enumerate(array_gradients(structure.score)):
-        functions[f"factor{i}"] = gradient.factor
+        functions[f"factor{i}"] = _with_products(gradient.factor)
     blocks = {"any": whole.high, "every": whole.low}
-    kept = kept_at(_LEVELS, [*functions.values(), *blocks.values()])
+    beside = {n: substitute(functions[n], _DISTANCES) for n in ("score", "visible")}
+    by_distance = _is_worthwhile(kept_at(_LEVELS, [*beside.values()])["diagonal"])
+    if not by_distance:
+        beside = {n: functions[n] for n in beside}
+    kept = kept_at(_LEVELS, [*functions.values(), *blocks.values(), *beside.values()])
     lines = [f"struct {name} {{", *members(structure.numbers, structure.arrays)]
     constants = {
         "HAS_SCORE": structure.has_score,
         "HAS_MASK": structure.has_mask,
         "AFFINE": line is not None,
         "FACTOR_OF_TILE": of_tile,
+        "HAS_DIAGONAL": by_distance,
+        "DIAGONAL_IS_BIT": [n.type for n in kept["diagonal"]] == [Type.BOOLEAN],
     }
     lines += [f"  static constexpr bool {k} = {str(v).lower()};" for k, v in constants.items()]
-    lines.append(f"  static constexpr int OPERATIONS = {_operations(structure)};")
+    seen_beside = [beside["score"], beside["visible"]]
+    for name, roots in (("", [structure.score, seen]), ("_BESIDE", seen_beside)):
+        lines.append(f"  static constexpr int OPERATIONS{name} = {_operations(roots)};")
     text, element = level_structs(_LEVELS, kept)
     lines += text
     tile = fields_of("tile", _TILE, kept["tile"])
@@ -261,6 +322,10 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
     for function, root in functions.items():
         first = "" if function == "visible" else "float score, "
         lines += function_text(C_TYPES[root.type], function, first + inputs, root, element)
+    for function, root in beside.items():
+        first = "" if function == "visible" else "float score, "
+        more = first + inputs + ", const Diagonal& diagonal"
+        lines += function_text(C_TYPES[root.type], function, more, root, element)
     if of_tile and line is not None:
         lines += function_text("float", "factor", "const Tile& tile", line[0], tile)
     inputs = "const Tile& tile, const Rows& rows, const Columns& columns"
@@ -269,10 +334,16 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
     return "\n".join([*lines, "};", ""])
 
 
-def _operations(structure: Structure) -> int:
+def _operations(functions: Sequence[Node]) -> int:
     """How many operations an element takes."""
-    nodes = order([structure.score, structure.seen[0]])
-    return sum(bool(n.arguments) and _LEVELS.of(n) == "element" for n in nodes)
+    return sum(bool(n.arguments) and _LEVELS.of(n) == "element" for n in order(functions))
+
+
+def _is_worthwhile(kept: Sequence[Node]) -> bool:
+    """Whether what is kept of a distance is computed apart from elements."""
+    own = [n for n in order(kept) if n.arguments and _LEVELS.of(n) == "diagonal"]
+    worth = len(own) >= _WORTHWHILE or any(n.operation == "load" for n in own)
+    return worth and len(kept) <= _MOST_KEPT
 
 
 def kept_at(levels: Levels, functions: Sequence[Node]) -> dict[str, list[Node]]:
@@ -313,7 +384,7 @@ def level_structs(
     lines, element = list[str](), dict(tile)
     for level, places in levels.places.items():
         lines += _level_text(level, places, kept[level], {} if level == "tile" else tile)
-        if level in ("row", "column"):
+        if level in ("row", "column", "diagonal"):
             element |= fields_of(level, places, kept[level])
     return lines, element
 

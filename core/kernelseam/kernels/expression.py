@@ -18,20 +18,23 @@ EXPRESSION = "generated/expression.h"
 _NONE = """#pragma once
 struct Expression {
   static constexpr bool HAS_SCORE = false, HAS_MASK = false;
-  static constexpr int OPERATIONS = 0;
+  static constexpr bool HAS_DIAGONAL = false, DIAGONAL_IS_BIT = false;
+  static constexpr int OPERATIONS = 0, OPERATIONS_BESIDE = 0;
   struct Tile {};
   struct Row {};
   struct Column {};
+  struct Diagonal {};
   struct Rows {};
   struct Columns {};
   KS_DEVICE Tile tile(int, int, int, int) const { return {}; }
   KS_DEVICE Row row(const Tile&, int) const { return {}; }
   KS_DEVICE Column column(const Tile&, int) const { return {}; }
+  KS_DEVICE Diagonal diagonal(const Tile&, int) const { return {}; }
   template<int LANES = 1> KS_DEVICE Rows rows(const Tile&, int, int) const { return {}; }
   template<int LANES = 1> KS_DEVICE Columns columns(const Tile&, int, int) const { return {}; }
-  KS_DEVICE float score(float x, const Tile&, const Row&, const Column&) const { return x; }
+  template<class... D> KS_DEVICE float score(float x, const D&...) const { return x; }
   KS_DEVICE float slope(float, const Tile&, const Row&, const Column&) const { return 1.f; }
-  KS_DEVICE bool visible(const Tile&, const Row&, const Column&) const { return true; }
+  template<class... D> KS_DEVICE bool visible(const D&...) const { return true; }
   KS_DEVICE bool any(const Tile&, const Rows&, const Columns&) const { return true; }
   KS_DEVICE bool every(const Tile&, const Rows&, const Columns&) const { return true; }
 };

@@ -122,24 +122,76 @@ template<int BN> struct TileScore {
   };
   template<int PART> using Columns =
       typename conditional<(sizeof(Expression::Column) > 4 && PART % 16 == 0), SharedColumns<PART / 16>, OwnColumns>::type;  // else a number at hand
-  // Of PART elements of a thread, behind `done`; `from`: the key of the first of all.
-  template<int PART> KS_DEVICE Columns<PART> columns(const Rows& rows, int from, int done) const {
-    return Columns<PART>(arguments.captured(), rows.row[0].tile, from + 2 * done - 2 * (lane() % 4));
+  // What depends on the distance q − k alone: a warp's 16 rows are at 31 distances of 16 keys. Each lane computes it of one of these, and the rows
+  // x + 8 have of a column what the rows x have of the one 8 before.
+  static constexpr bool BY_DISTANCE = Expression::HAS_DIAGONAL && GROUP_HEADS == 1;
+  template<int WINDOWS> struct SharedDiagonals {
+    static constexpr bool BITS = Expression::DIAGONAL_IS_BIT;
+    static constexpr int WORDS = max_of((int)sizeof(Expression::Diagonal) / 4, 2);
+    union Words { Expression::Diagonal diagonal; u32 words[WORDS]; };
+    u32 own[WINDOWS][WORDS - 1];
+    int place;  // of the lane that has the distance of this one's first row and column
+    // `distance`: of the lane's first row and column.
+    KS_DEVICE SharedDiagonals(const Expression& expression, const Expression::Tile& tile, int distance) {
+      place = lane() / 4 - 2 * (lane() % 4) + 15;
+#pragma unroll
+      for (int i = 0; i < WINDOWS; i++) {
+        Words x;
+        x.diagonal = expression.diagonal(tile, distance + lane() - place - 16 * i);
+        if constexpr (BITS) {
+          own[i][0] = __ballot_sync(~0u, x.words[1] & 1) >> (place - 9);
+        } else {
+#pragma unroll
+          for (int j = 1; j < WORDS; j++) own[i][j - 1] = x.words[j];
+        }
+      }
+    }
+    // Of the thread's row r, in the pair `pair` of its columns, the column e. All lanes ask for the same.
+    KS_DEVICE Expression::Diagonal of(int distance, int pair, int r, int e) const {
+      const int further = 8 * (r - pair % 2) - e;
+      Words to;
+      to.words[0] = distance;
+      if constexpr (BITS) {
+        to.words[1] = own[pair / 2][0] >> (9 + further) & 1;
+      } else {
+#pragma unroll
+        for (int j = 1; j < WORDS; j++) to.words[j] = __shfl_sync(~0u, own[pair / 2][j - 1], place + further);
+      }
+      return to.diagonal;
+    }
+  };
+  struct NoDiagonals {
+    KS_DEVICE NoDiagonals(const Expression&, const Expression::Tile&, int) {}
+    KS_DEVICE Expression::Diagonal of(int, int, int, int) const { return {}; }
+  };
+  // What is known of PART elements' keys and distances before their products.
+  template<int PART> struct Known {
+    Columns<PART> columns;
+    typename conditional<(BY_DISTANCE && PART % 8 == 0), SharedDiagonals<PART / 8>, NoDiagonals>::type diagonals;
+  };
+  template<int PART> KS_DEVICE Known<PART> known(const Rows& rows, int from, int done) const {
+    const Expression own = arguments.captured();
+    const Expression::Tile& tile = rows.row[0].tile;
+    const int first = from + 2 * done;
+    int distance = 0;
+    if constexpr (BY_DISTANCE) distance = rows.row[0].row.q_idx - first;
+    return {{own, tile, first - 2 * (lane() % 4)}, {own, tile, distance}};
   }
   // A long expression is in the code once for a part: unrolled it would be thousands of instructions.
-  template<bool EXACT> static constexpr bool IN_PARTS = Expression::OPERATIONS > (EXACT ? 12 : 24);
+  static constexpr int OPERATIONS = BY_DISTANCE ? Expression::OPERATIONS_BESIDE : Expression::OPERATIONS;
+  template<bool EXACT> static constexpr bool IN_PARTS = OPERATIONS > (EXACT ? 12 : 24);
   // What is computed of a block's keys before its products have come.
   struct NothingAhead {};
   template<bool EXACT> static constexpr bool LOOKS_AHEAD = BY_ELEMENT && (ANY || (EXACT && HIDES)) && !IN_PARTS<EXACT>;
-  template<bool EXACT> using Ahead = typename conditional<LOOKS_AHEAD<EXACT>, Columns<BN / 2>, NothingAhead>::type;
+  template<bool EXACT> using Ahead = typename conditional<LOOKS_AHEAD<EXACT>, Known<BN / 2>, NothingAhead>::type;
   template<bool EXACT> KS_DEVICE Ahead<EXACT> ahead(const Rows& rows, int from) const {
-    if constexpr (LOOKS_AHEAD<EXACT>) return columns<BN / 2>(rows, from, 0);
+    if constexpr (LOOKS_AHEAD<EXACT>) return known<BN / 2>(rows, from, 0);
     else return {};
   }
 
   // In place: of PART elements of the thread's, behind `done`; `from`: the key of the first of all.
   template<bool EXACT, bool BEFORE, int PART>
-  KS_DEVICE void change(float (&s)[PART], const Factor& f, const Rows& rows, const Columns<PART>& columns, int from, int done) const {
+  KS_DEVICE void change(float (&s)[PART], const Factor& f, const Rows& rows, const Known<PART>& known, int from, int done) const {
     if constexpr (BY_ELEMENT) {
       const Expression own = arguments.captured();
       const float natural = scores.scale_log2 * LN_2;
@@ -155,12 +207,15 @@ template<int BN> struct TileScore {
 #pragma unroll
         for (int two = 0; two < STEP / 2; two++) {
           const int further = two / 2 * 8 + two % 2, key = from + 2 * (done + i) + further;
-          const Expression::Column column = columns.of(key, 2 * i + further + lane_columns);
+          const Expression::Column column = known.columns.of(key, 2 * i + further + lane_columns);
 #pragma unroll
           for (int r = 0; r < 2; r++) {
             const Row& row = rows.row[r];
             const int place = two / 2 * 4 + 2 * r + two % 2;
             float& x = s[i + place];
+            int distance = 0;
+            if constexpr (BY_DISTANCE) distance = row.row.q_idx - key;
+            const Expression::Diagonal diagonal = known.diagonals.of(distance, i / 4 + two / 2, r, two % 2);
             if constexpr (ANY) {
               x *= f.here;
               if (Config::SOFTCAP) x = scores.cap * tanh_fast(x * scores.cap_inverse);
@@ -171,14 +226,17 @@ template<int BN> struct TileScore {
                 x = EXACT ? x + in_base2(y) : fmaf(y, LOG2_E * unscaled, x);
               }
               if (Expression::HAS_SCORE) {
-                x = own.score(BUILT_IN ? LN_2 * x : x, row.tile, row.row, column);
+                if (BUILT_IN) x *= LN_2;
+                if constexpr (BY_DISTANCE) x = own.score(x, row.tile, row.row, column, diagonal);
+                else x = own.score(x, row.tile, row.row, column);
                 if (EXACT) x = in_base2(x);
               }
             }
             if constexpr (EXACT && HIDES) {
               bool seen = true;
               if (Config::MASK) seen = rows.mask[r] >> done / 2 & 1u << (i / 2 + two);
-              if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, column) && seen;
+              if constexpr (BY_DISTANCE) seen = own.visible(row.tile, row.row, column, diagonal) && seen;
+              else if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, column) && seen;
               if (!seen) x = -infinity();
             }
           }
@@ -189,7 +247,7 @@ template<int BN> struct TileScore {
   template<bool EXACT, bool BEFORE>
   KS_DEVICE void change(float (&s)[BN / 2], const Factor& f, const Rows& rows, const Ahead<EXACT>& ahead, int from) const {
     if constexpr (IN_PARTS<EXACT>)
-      in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, columns<16>(rows, from, done), from, done); });
+      in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, known<16>(rows, from, done), from, done); });
     else change<EXACT, BEFORE>(s, f, rows, ahead, from, 0);
   }
 

@@ -126,6 +126,22 @@ MUTANTS = (
         "a mask_mod reads what belongs to the keys of the block before",
     ),
     _mutant(
+        "bits-of-the-next-distance",
+        SCORE,
+        "__ballot_sync(~0u, x.words[1] & 1) >> (place - 9)",
+        "__ballot_sync(~0u, x.words[1] & 1) >> (place - 8)",
+        "dilated",
+        "what a mask says of a distance hides keys one further",
+    ),
+    _mutant(
+        "distances-of-the-other-pair",
+        SCORE,
+        "8 * (r - pair % 2) - e",
+        "8 * (r + pair % 2 - 1) - e",
+        "relative",
+        "a bias by distance is that of the columns eight further",
+    ),
+    _mutant(
         "shift-of-the-diagonal",
         SCORE,
         "row.origin = (float)(i + own.shift())",

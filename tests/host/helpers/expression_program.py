@@ -87,6 +87,7 @@ class ExpressionProgram:
             raw.extent[: x.ndim] = x.shape
         factors = len(array_gradients(e.structure.score))
         self.functions = ["score", "visible", "slope", *(f"factor{i}" for i in range(factors))]
+        self.functions += ["score by distance", "visible by distance"]
         text = device_struct(e.structure)
         if planted is not None:
             assert text.count(planted[0]) == 1, text
@@ -121,11 +122,12 @@ def _compiled(e: ScoreExpression, struct: str, functions: list[str]) -> ctypes.C
         for field in ("stride", "extent"):
             axes = range(len(x.shape))
             setup += [f"e.array{i}.{field}_{n} = arrays[{i}].{field}[{n}];" for n in axes]
-    first = {"visible": "tile"}
-    calls = [
-        f"out[{i} * total + at] = e.{f}({first.get(f, 'scores[at], tile')}, row, column);"
-        for i, f in enumerate(functions)
-    ]
+    calls = []
+    for i, function in enumerate(functions):
+        name, *by = function.split(maxsplit=1)
+        inputs = "tile, row, column" if name == "visible" else "scores[at], tile, row, column"
+        inputs += ", e.diagonal(tile, q - k)" if by else ""
+        calls.append(f"out[{i} * total + at] = e.{name}({inputs});")
     text = _UNIT.format(text=struct, setup="\n  ".join(setup), calls="\n          ".join(calls))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -57,6 +57,7 @@ KS_DEVICE float exp2_fast(float x) { return __builtin_exp2f((host::Plain)x); }
 KS_DEVICE float reciprocal_fast(float x) { return 1.f / x; }
 KS_DEVICE float divide_fast(float x, float y) { return x / y; }
 KS_DEVICE float sqrt_fast(float x) { return __builtin_sqrtf((host::Plain)x); }
+KS_DEVICE float rsqrt_fast(float x) { return 1.f / __builtin_sqrtf((host::Plain)x); }
 KS_DEVICE float log2_fast(float x) { return __builtin_log2f((host::Plain)x); }
 KS_DEVICE float infinity() { return __builtin_inff(); }
 
