@@ -25,8 +25,8 @@ template<class X, int BN> struct PlaneRows {
     at = rows + (SIZE == 2 ? lane % 16 * PITCH + lane / 16 * 16 : lane / 4 * PITCH + lane % 4 * 2 * SIZE);
   }
 
-  // The keys from `key` on. What is behind the last row or key is not read, and where rows are `wide` zeros come in its place. `left`: rows
-  // of the sequence from the first on.
+  // The keys from `key` on. What is behind the last row or key is not read: zeros come in its place, as the references of a warp's other rows
+  // would move with what lay there before. `left`: rows of the sequence from the first on.
   KS_DEVICE void copy(const Planes<X>& plane, int left, int key, int S_k, int lane) const {
     if (wide) {
       if (AT_ONCE * CHUNKS < WARP && lane >= AT_ONCE * CHUNKS) return;
@@ -45,7 +45,8 @@ template<class X, int BN> struct PlaneRows {
 #pragma unroll 4
       for (int i = lane; i < 16 * BN; i += WARP) {
         const int r = i / BN, c = i % BN;
-        if (r < left && key + c < S_k) store(rows + r * PITCH + c * SIZE, from[r * plane.row + (key + c) * plane.column]);
+        const bool there = r < left && key + c < S_k;
+        store(rows + r * PITCH + c * SIZE, there ? from[r * plane.row + (key + c) * plane.column] : X{});
       }
     }
   }
