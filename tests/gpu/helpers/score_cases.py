@@ -29,6 +29,7 @@ def scores() -> Iterator[AttentionCase]:
         yield case("f16-104/128", f"scores-{name}", mods=name, **few)
     yield from _biases("bf16-128", few)
     yield from _masks("bf16-128", few)
+    yield from _pages("bf16-128", few)
     for dim in (40, 64, 96):
         narrow: dict[str, Any] = {"mask": "random", "alibi": _SLOPES}
         yield case(f"f16-{dim}", "scores-mask-slopes", **narrow, **few)
@@ -60,6 +61,26 @@ def _biases(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
     yield case(kind, "scores-bias-documents", bias=own, mods="documents", **few)
     steps = ((0, 78.0), (200, 0.0))
     yield case(kind, "scores-rising", bias=own, steps=steps, **few)
+
+
+def _pages(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
+    """Biases and masks over keys in pages, which are counted within an entry."""
+    pages: dict[str, Any] = {**few, "batch": 3, "kv_lengths": (300, 41, 177), "page_size": 16}
+    own, f32 = DType.bfloat16, DType.float32
+    for bias, axes in ((own, ""), (own, "b"), (f32, "bh"), (own, "bhr")):
+        layout = OperandLayout(broadcast=axes)
+        for causal in ("", "-causal"):
+            name = f"scores-pages-bias-{bias}-{axes or 'each'}"
+            yield case(kind + causal, name, bias=bias, bias_layout=layout, **pages)
+    for mask in ("random", "rows", "keys"):
+        yield case(kind, f"scores-pages-mask-{mask}", mask=mask, **pages)
+    yield case(f"{kind}-causal", "scores-pages-mask-bias", mask="random", bias=own, **pages)
+    yield case(kind, "scores-pages-bias-mod", bias=own, mods="documents", **pages)
+    yield case(kind, "scores-pages-mask-mod", mask="random", mods="alibi", **pages)
+    packed = {**pages, "q_sequences": (200, 0, 33)}
+    yield case(f"{kind}-causal", "scores-pages-bias-packed", bias=own, **packed)
+    yield case("f16-64", "scores-pages-bias", bias=DType.float16, **{**pages, "page_size": 8})
+    yield case("bf16-256", "scores-pages-mask", mask="random", **{**pages, "page_size": 64})
 
 
 def _masks(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:

@@ -77,10 +77,6 @@ def refuse_scores(p: AttentionProblem) -> str | None:
         return "a prefix beside a window"
     if not by_element(s):
         return None
-    if s.kv_view == "paged" and s.mask:
-        return "a mask in memory over keys in pages"
-    if s.kv_view == "paged" and s.bias:
-        return "a bias over keys in pages"
     most, what = _ELEMENT_MAX_DIM, "scores or masks by element"
     if s.bias:
         most, what = _BIAS_MAX_DIM, "a bias"
