@@ -29,7 +29,7 @@ _SECONDS = 4e-6
 """That the launch takes."""
 _THREADS = 256
 _BIAS_RATE = {2: 0.65, 4: 0.5}
-_ALIBI_RATE, _MASK_RATE, _SCORE_MOD_RATE = 0.75, 0.7, 0.7
+_ALIBI_RATE, _MASK_RATE, _SCORE_MOD_RATE = 0.84, 0.7, 0.7
 """Of the rate that the loop reaches where scores are products, what is left with a bias of so many
 bytes an element, with ALiBi, a mask in memory or of a mask_mod, and a score_mod of a few
 operations: as measured (benchmarks/results/h200-scores.md)."""
@@ -104,8 +104,13 @@ def usable(
     if not by_element(spec):
         return tuple(t for t in own if not t.by_element)
     size, follows = spec.bias.itemsize if spec.bias else 0, not is_banded(spec)
-    for_elements = (replace(t, bias_size=size, follows=follows) for t in own if t.groups <= 2)
-    return tuple(t for t in for_elements if t.fits)
+    # Beside more than two consumers there are registers for ALiBi or a bias, and not for more.
+    few = bool(
+        follows or spec.softcap or spec.expression or (spec.bias and (spec.alibi or spec.prefix))
+    )
+    for_elements = (t for t in own if t.groups <= 2 or not (few or t.is_plain))
+    fitting = (replace(t, bias_size=size, follows=follows) for t in for_elements)
+    return tuple(t for t in fitting if t.fits)
 
 
 def _masked_by_expression(spec: AttentionSpec) -> bool:

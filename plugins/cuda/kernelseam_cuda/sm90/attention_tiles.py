@@ -104,6 +104,11 @@ class HopperAttentionTile:
     v_stages = sum_blocks = 0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it serves scores that are products, too."""
+        return not (self.by_element or self.has_bias)
+
+    @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of the loading warpgroup and of a consumer's."""
         if self.groups == 2 and self.follows:
@@ -187,7 +192,10 @@ ATTENTION = (
     HopperAttentionTile(
         64, 64, 4, 64, 4, 2, 1, False, True, 16, remake=True, hides=True, rate=0.95
     ),
-    HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, by_element=True, rate=1.1),
+    HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, False, 16, by_element=True, rate=0.99),
+    HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, by_element=True, rate=0.84),
+    HopperAttentionTile(64, 64, 4, 64, 4, 1, 1, False, False, 16, has_bias=True, rate=0.95),
+    HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, has_bias=True, rate=0.82),
     HopperAttentionTile(96, 96, 3, 96, 2, 2, 1, False, True, 24, rate=1.19),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(104, 104, 3, 64, 3, 1, 1, False, False, 16, rate=1.05),
