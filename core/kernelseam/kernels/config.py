@@ -117,6 +117,7 @@ TEXTS: Mapping[str, str] = {
     "Q": "element type of queries in memory",
     "KV": "element type of keys and values in memory",
     "Q_SCALES": "scales of queries: NO_SCALES, HEAD_SCALES or BLOCK_SCALES",
+    "ROW_SCALES": "columns of a latent key that share a scale in its row; 0: none do",
     "KV_SCALES": "scales of keys and values, likewise",
     # attention: dims, dtypes, results
     "T": "element type that is multiplied",

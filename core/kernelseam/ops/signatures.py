@@ -64,6 +64,7 @@ class Stored(TypedDict, total=False):
     """Keys, values and queries as they may be stored."""
 
     latent: bool
+    row_scale_block: int | None
     q_scales: Any
     k_scales: Any
     v_scales: Any

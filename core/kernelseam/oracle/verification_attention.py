@@ -19,6 +19,7 @@ from kernelseam.oracle.formulas import Variant
 from kernelseam.oracle.operands import Array, Operands
 from kernelseam.oracle.sampled_gradients import Forward, Numbers, SampledGradient
 from kernelseam.oracle.sampling import sampled
+from kernelseam.oracle.scaled_rows import scaled_rows
 from kernelseam.oracle.verifier import Verifier
 
 WITHOUT_FUNCTIONS = (
@@ -116,8 +117,11 @@ class AttentionVerifier(Verifier[AttentionProblem]):
         memory = _Memory.read(
             p, {r.name: operands.strided(r, p.batch) for r in p.operands if r.dtype is not None}
         )
+        rows = {name: memory.rows(operands, p, name) for name in ("q", "k", "v", "out")}
+        if s.row_scale_block:
+            rows["k"], rows["v"] = scaled_rows(rows["k"], s.value_dim, s.row_scale_block)
         return check.attention(
-            **{name: memory.rows(operands, p, name) for name in ("q", "k", "v", "out")},
+            **rows,
             lse=memory.rows(operands, p, "lse") if s.lse else None,
             causal=s.causal,
             scale=p.scale,

@@ -32,6 +32,7 @@ SUPPORTED = (
     | SpecOption.prefix_groups
     | SpecOption.expression
     | SpecOption.precision
+    | SpecOption.row_scale_block
 )
 """Options of a spec. All rows are batch-invariant: a row's work depends on its own sequence
 alone."""

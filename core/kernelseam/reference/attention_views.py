@@ -114,6 +114,25 @@ class Views:
             )
             entry = own.batch.start * p.kv_heads + own.heads.start
             return [self._by_address(name, entry, (own.S_k, width), strides[2], p.spec.dtype)]
+        if p.spec.row_scale_block:
+            return [self._scaled(name, x) for x in self._pieces("k", own)]
+        return self._pieces(name, own)
+
+    def _scaled(self, name: str, rows: Array) -> Array:
+        """k or v from rows that have their scales: in float32, rounded to bfloat16."""
+        s = self.problem.spec
+        v, scales = s.value_dim, s.value_dim // s.row_scale_block
+        to = np.empty((*rows.shape[:-1], s.head_dim if name == "k" else v), s.dtype.numpy)
+        behind = rows[..., v:].view(np.uint8)
+        factors = np.repeat(behind[..., : 4 * scales].view(np.float32), s.row_scale_block, axis=-1)
+        to[..., :v] = rows[..., :v].astype(np.float32) * factors
+        if name == "k":
+            to[..., v:] = behind[..., 4 * scales :].view(s.dtype.numpy)
+        return to
+
+    def _pieces(self, name: str, own: Stack) -> list[Array]:
+        """The same as they lie in memory."""
+        view, p = self.problem.spec.kv_view, self.problem
         x = self.arrays[name]
         if view == "paged":
             starts = range(0, own.S_k, p.page_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kernelseam.descriptors.attention.options import ScoreScalars
+from kernelseam.descriptors.attention.problem import scaled_row
 from kernelseam.dtypes import DType
 from kernelseam.samples.common import SHORT, CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
@@ -81,6 +82,8 @@ class AttentionCase(ScoreScalars, CommonCase):
     batch_invariant: bool = False
     latent: bool = False
     """v is the first columns of k."""
+    row_scale_block: int | None = None
+    """Columns of a latent key that share a scale in its row."""
     mods: str = ""
     """A score_mod and a mask_mod, by their name in ``samples.mods``, or in files."""
     blocks: tuple[int, int] | None = None
@@ -117,6 +120,13 @@ class AttentionCase(ScoreScalars, CommonCase):
     def kv_dtype(self) -> DType:
         """The dtype of k and v."""
         return self.dtype_kv or self.dtype
+
+    @property
+    def key_width(self) -> int:
+        """Elements of a row of k in memory."""
+        if self.row_scale_block is None:
+            return self.head_dim
+        return scaled_row(self.head_dim, self.value_dim, self.row_scale_block)
 
     @property
     def keys(self) -> tuple[int, ...] | None:

@@ -14,156 +14,13 @@
 // (causal, fewer than 64 heads), the scores of those that a row does not see are masked, and elements of theirs that are not finite
 // become zeros once the scores are made: 0 · NaN is NaN.
 //
+// Keys in 8 bits whose rows have their scales (ROW_SCALES) become rows of T on their way (latent_scaled_rows.h).
+//
 // Shared memory: 72 KB of queries, two tiles of 72 KB of keys, 8 KB of P, barriers and factors.
 // Registers of a consumer's thread: 128 of O; of the first one 32 of S and 16 of P more.
 #include "sm90/attention/finite.h"
-#include "sm90/attention/latent_list.h"
+#include "sm90/attention/latent_scaled_rows.h"
 #include "sm90/attention/softmax.h"
-#include "sm90/pipeline.h"
-
-typedef Config::T T;
-
-constexpr int DQK = Config::DQK, DV = Config::DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
-constexpr int OWN = HALF / 64;       // panels of values of a consumer
-constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
-static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
-enum { SCORES, COLUMNS, LOAD };      // warpgroups
-enum { FULL = 1, EMPTY, TURN, FILTERED };  // named barriers; of the last one for each consumer
-constexpr int EXCHANGE = 256;              // threads of the others
-
-// A tile's panels come in two parts: the score consumer's values and what is no value; the values of the other, which it is done
-// with later.
-template<int N> constexpr int part_panels = N ? OWN : PANELS - OWN;
-template<int N> KS_DEVICE constexpr int panel_of(int i) { return N ? OWN + i : i < OWN ? i : OWN + i; }
-
-struct alignas(1024) SharedStorage {
-  char q[TILE_BYTES], k[STAGES][TILE_BYTES], p[PANEL_BYTES];
-  float factors[ROWS];
-  u64 k_rings[2][2 * STAGES], q_ring[2];  // of each part of a tile of keys
-  Piece pieces[THREADS / 32];             // of the warps, all the same: registers are few
-};
-static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
-
-// Arguments, passed whole.
-struct Operands {
-  Matrices<const T> q, k;
-  Matrices<T> out;
-  RowValues<float> lse;
-  float *sums, *sums_lse;  // [state, row, column], [state, row]
-  float scale_log2;
-};
-
-// Tiles of keys that boxes bring: those that all rows see whole.
-KS_DEVICE int boxed_tiles(const Rows& rows, bool boxes) { return boxes ? max_of(rows.least(), 0) / BN : 0; }
-
-// The warpgroup that loads: 8 lanes a row of a panel, 16 rows at a time.
-struct Producer {
-  SharedStorage& storage;
-  const Operands& a;
-  const List& list;
-  const Pages& pages;
-  const Ring<STAGES> (&k_rings)[2];
-  const Ring<1>& q_ring;
-  const TensorMap& k_map;  // element, row, head, page or entry
-  bool boxes;              // whether a tile of rows is a box of it
-  int thread;
-  PipelineState<STAGES> state{0, 1};
-  PipelineState<1> q_state{0, 1};
-
-  static constexpr int PASSES = 4;  // of 16 rows
-  KS_DEVICE int row(int i) const { return thread / 8 + 16 * i; }
-  // A row's chunks, one of each panel of part N; zeros where it is not `there`.
-  template<int N> KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
-    const u32 to = tile + row(i) * 128 + (thread ^ row(i)) % 8 * 16;
-#pragma unroll
-    for (int n = 0; n < part_panels<N>; n++) async_copy(to + panel_of<N>(n) * PANEL_BYTES, from + 64 * panel_of<N>(n), there);
-  }
-
-  KS_DEVICE void load_queries(const Piece& piece, const Rows& rows) {
-    q_ring.wait_empty(q_state);
-#pragma unroll 1
-    for (int i = 0; i < PASSES; i++) {
-      const bool there = row(i) < rows.count;
-      const int r = there ? row(i) : 0;
-      const T* const from = a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, piece.sequence.q_first)
-                          + (i64)rows.query(r) * a.q.row + 8 * (thread % 8);
-      copy<0>(shared_address(storage.q), i, from, there);
-      copy<1>(shared_address(storage.q), i, from, there);
-    }
-    async_copies_arrive(q_ring.full(q_state));
-    q_state.advance();
-  }
-
-  // The page of a key. Of keys that are not seen page 0.
-  KS_DEVICE int look_up(int entry, int key, int limit) const {
-    return Config::KV_VIEW == PAGED && key < limit ? pages.table[entry * pages.table_row + pages.size.quotient(key)] : 0;
-  }
-  // Where its row lies, in elements from the item's first.
-  KS_DEVICE i64 place(int page, int key, int limit) const {
-    if (Config::KV_VIEW != PAGED) return key < limit ? (i64)key * a.k.row : 0;
-    return page * a.k.batch + (key < limit ? (i64)(key - pages.size.quotient(key) * pages.size.d) * a.k.row : 0);
-  }
-  template<int N> KS_DEVICE void load_part(const int (&page)[PASSES], const T* base, int tile, int limit) const {
-    const Ring<STAGES>& ring = k_rings[N];
-    ring.wait_empty(state);
-#pragma unroll
-    for (int i = 0; i < PASSES; i++)
-      copy<N>(shared_address(storage.k[state.stage]), i, base + place(page[i], tile * BN + row(i), limit), tile * BN + row(i) < limit);
-    async_copies_arrive(ring.full(state));
-  }
-  template<int N> KS_DEVICE void load_box(int row, int head, int at) const {
-    const Ring<STAGES>& ring = k_rings[N];
-    const u32 full = ring.full(state);
-    ring.wait_empty(state);
-    if (thread) {
-      barrier_arrive(full);  // counts on as many threads as copy rows
-    } else {
-      barrier_arrive_expect_tx(full, part_panels<N> * PANEL_BYTES);
-#pragma unroll
-      for (int n = 0; n < part_panels<N>; n++) {
-        const int p = panel_of<N>(n);
-        tma_load(shared_address(storage.k[state.stage]) + p * PANEL_BYTES, k_map, full, 64 * p, row, head, at);
-      }
-    }
-  }
-  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, const Piece& piece, int tile, int limit, bool boxed) {
-    if (boxed) {
-      int row = tile * BN, entry = Config::KV_VIEW == PACKED ? 0 : piece.entry;
-      if (Config::KV_VIEW == PACKED) row += piece.sequence.k_first;
-      if (Config::KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = page[0];  // of the first thread the tile's
-      load_box<0>(row, piece.kv_head, entry);
-      load_box<1>(row, piece.kv_head, entry);
-    } else {
-      load_part<0>(page, base, tile, limit);
-      load_part<1>(page, base, tile, limit);
-    }
-    state.advance();
-  }
-  KS_DEVICE void run(const Pieces& pieces) {
-    bool more = true;
-#pragma unroll 1
-    while (more) {
-      const Piece& piece = pieces.now();
-      const Rows rows = pieces.rows();
-      const int limit = rows.most(), boxed = boxed_tiles(rows, boxes);
-      const T* const base = a.k.at<Config::KV_VIEW>(piece.entry, piece.kv_head, 0, piece.sequence.k_first);
-      int page[PASSES];  // looked up while the tile before is loaded
-      auto look_up_rows = [&](int tile) {
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) page[i] = look_up(piece.entry, tile * BN + row(i), limit);
-      };
-      look_up_rows(piece.begin);
-      load_queries(piece, rows);
-#pragma unroll 1
-      for (int tile = piece.begin; tile < piece.end; tile++) {
-        load_keys(page, base + 8 * (thread % 8), piece, tile, limit, tile < boxed);
-        look_up_rows(tile + 1);  // beyond the limit nothing
-      }
-      more = pieces.next();
-    }
-    async_copies_wait();
-  }
-};
 
 // What the rows of a piece see.
 struct Seen {
@@ -424,11 +281,17 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
   if (!pieces.find(piece)) return;
   if (group == LOAD) {
     registers_dealloc<Config::PRODUCER_REGISTERS>();
-    Producer{storage, operands, list, pages, k_rings, q_ring, k_map, boxes != 0, thread_index() % 128}.run(pieces);
+    const Producer producer{storage, operands, pages, k_rings, q_ring, thread_index() % 128};
+    if (Config::ROW_SCALES) ScaledProducer{producer}.run(pieces);
+    else CopyingProducer{producer, k_map, boxes != 0}.run(pieces);
   } else {
-    registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, turns != 0, warp, lane()};
-    if (group == SCORES) ScoreConsumer{both}.run(pieces);
-    else ColumnConsumer{both}.run(pieces);
+    if (group == SCORES) {
+      registers_alloc<Config::CONSUMER_REGISTERS>();
+      ScoreConsumer{both}.run(pieces);
+    } else {
+      registers_alloc<Config::COLUMN_REGISTERS>();
+      ColumnConsumer{both}.run(pieces);
+    }
   }
 }

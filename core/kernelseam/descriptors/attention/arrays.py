@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
-from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.descriptors.attention.problem import AttentionProblem, scaled_row
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.operands import axes, canonical, describe_arrays
 from kernelseam.descriptors.common.validation import extent, packed
@@ -23,6 +23,7 @@ def fields_of(
     max_seqlen_k: int | None,
     scale_block: int | None = None,
     q_scale_block: int | None = None,
+    row_scale_block: int | None = None,
 ) -> dict[str, Any]:
     """Extents and strides for the descriptor, and the views in place of the arrays.
 
@@ -62,8 +63,12 @@ def fields_of(
     q = _read(fields, "q", query_axes, infos["q"], {"H": "H", "S": "S_q", "D": "D"}, {})
     q_known: dict[str, int] = dict(q)
     letters = {"B": "B", "H": "H_kv", "S": "S_k", "T": "T_k", "P": "P", "N": "N"}
-    k = _read(fields, "k", key_axes, infos["k"], {**letters, "D": "D"}, q_known)
-    v = _read(fields, "v", key_axes, infos["v"], {**letters, "D": "D_v"}, {**q_known, **k})
+    width = q["D"]
+    if row_scale_block:
+        width = scaled_row(q["D"], infos["v"].shape[-1], row_scale_block)
+    of_k = {**q_known, "D": width}
+    k = _read(fields, "k", key_axes, infos["k"], {**letters, "D": "D"}, of_k)
+    v = _read(fields, "v", key_axes, infos["v"], {**letters, "D": "D_v"}, {**of_k, **k})
     batch = q.get("B", k.get("B"))
     for name in ("cu_seqlens_q", "cu_seqlens_k"):
         if name in infos:

@@ -194,6 +194,7 @@ class Attention(AttentionFields):
                     max_seqlen_k,
                     options.get("scale_block"),
                     options.get("q_scale_block"),
+                    options.get("row_scale_block"),
                 ),
                 **options,
             }

@@ -18,7 +18,7 @@ from kernelseam.descriptors.attention.forward_strides import (
 )
 from kernelseam.descriptors.attention.mods import by_options
 from kernelseam.descriptors.attention.options import ScoreNumbers
-from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec, scaled_row
 from kernelseam.descriptors.common.captured import captured_fields
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import dtype_of, pointer, required
@@ -68,9 +68,11 @@ def problem_of(
     pages, page_size, width = paging(given, kv_view, s_k)
     query_rows = (1, total_q) if q_view == "packed" else (batch, s_q)
     key_rows = {"packed": (1, total_k), "paged": (pages, page_size)}.get(kv_view, (batch, s_k))
+    row_scale_block = _row_scale_block(given, options, dtype, dtype_kv, d, d_v)
+    key_width = scaled_row(d, d_v, row_scale_block) if row_scale_block else d
     shapes = {
         "q": (query_rows[0], heads, query_rows[1], d),
-        "k": (key_rows[0], kv_heads, key_rows[1], d),
+        "k": (key_rows[0], kv_heads, key_rows[1], key_width),
         "v": (key_rows[0], kv_heads, key_rows[1], d_v),
         "out": (query_rows[0], heads, query_rows[1], d_v),
     }
@@ -123,6 +125,7 @@ def problem_of(
         q_scales=q_scales,
         precision=precision_of(options["precision"], dtype, "q, k and v"),
         latent=_latent(options["latent"], shapes["k"], d_v, strides["k"], strides["v"]),
+        row_scale_block=row_scale_block,
         expression=None if expression is None else text_of(expression.structure),
     )
     problem = AttentionProblem(
@@ -349,6 +352,34 @@ def _latent(
             "Give v as a view of k, or leave it out",
         )
     return latent
+
+
+def _row_scale_block(
+    given: AttentionFields,
+    options: Mapping[str, Any],
+    dtype: DType,
+    dtype_kv: DType | None,
+    d: int,
+    d_v: int,
+) -> int:
+    """Columns that share a scale in a latent key's row; 0 where rows have none."""
+    block: int = options["row_scale_block"] or 0
+    if not block:
+        return 0
+    said = f"{block}"
+    if not options["latent"]:
+        rule = "is about latent keys, whose first columns are the values"
+        raise InvalidValue("row_scale_block", said, rule, "Give latent=True, or leave it out")
+    if dtype_kv is not DType.float8_e4m3fn or dtype is not DType.bfloat16:
+        rule = f"rows are float8_e4m3fn, then bfloat16 as q: q is {dtype}, k {dtype_kv or dtype}"
+        raise InvalidValue("row_scale_block", said, rule, "Give k as such rows, or leave it out")
+    if given.q_scales is not None or given.k_scales is not None or given.dtype_q is not None:
+        rule = "says that scales lie in the rows of k, and others are given, or q is of 8 bits"
+        raise InvalidValue("row_scale_block", said, rule, "Leave one of them out")
+    if d_v % block or d_v > d:
+        rule = f"must divide value_dim, {d_v} of head_dim {d}"
+        raise InvalidValue("row_scale_block", said, rule, "FlashMLA's rows have 128 of 512")
+    return block
 
 
 def _prefix_groups(groups: int | None, kv_view: str) -> int:

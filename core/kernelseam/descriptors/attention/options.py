@@ -137,6 +137,9 @@ class LatentOption:
     """Of strided, packed and paged memory, not of lists."""
 
     latent: bool = scalar(False, flag, "v is the first columns of k, a view of it.")
+    row_scale_block: int | None = scalar(
+        None, _count, "Columns of a latent key that share a scale in its row (FlashMLA's: 128)."
+    )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,6 +217,7 @@ class SpecOption(Flag):
     q_scales = auto()
     expression = auto()
     precision = auto()
+    row_scale_block = auto()
 
 
 ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths

@@ -28,6 +28,12 @@ PLAIN = frozenset(
 """Fields of a spec that are not options: every implementation supports them."""
 
 
+def scaled_row(head_dim: int, value_dim: int, block: int) -> int:
+    """Bytes of a latent key whose values are of 8 bits: these, a float32 scale for each ``block``
+    of them, and its other columns in 16 bits."""
+    return value_dim + 4 * (value_dim // block) + 2 * (head_dim - value_dim)
+
+
 def dims_name(head_dim: int, value_dim: int) -> str:
     """Head dims, those of values apart where they differ: "64" or "192/128"."""
     return f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
@@ -75,6 +81,9 @@ class AttentionSpec(SpecNumbers):
     latent: bool = False
     """Whether v is the first columns of k, as in multi-head latent attention: at the same address,
     with the same strides. Who reads v as any other is right, too."""
+    row_scale_block: int = 0
+    """Columns of a latent key's values, of 8 bits, that share a scale, which lies in the key's row;
+    see ``scaled_row``. 0: rows are of ``kv`` alone."""
     expression: str | None = None
     """The text of a score_mod and a mask_mod (``kernelseam.expressions.text``)."""
     slopes: str = SLOPES
@@ -98,6 +107,13 @@ class AttentionSpec(SpecNumbers):
     def renamed(self) -> dict[str, str]:
         """Pointers of kernels whose operands a spec names."""
         return {"slopes": self.slopes, "prefixes": self.prefixes}
+
+    @property
+    def key_width(self) -> int:
+        """Elements of a row of k as it lies in memory."""
+        if not self.row_scale_block:
+            return self.head_dim
+        return scaled_row(self.head_dim, self.value_dim, self.row_scale_block)
 
     @property
     def dims(self) -> str:
@@ -258,7 +274,7 @@ class AttentionProblem(ProblemNumbers):
             )
 
         yield rows("q", s.q, s.q_view, h, s.head_dim, self.q_strides)
-        yield rows("k", s.kv, s.kv_view, g, s.head_dim, self.k_strides)
+        yield rows("k", s.kv, s.kv_view, g, s.key_width, self.k_strides)
         same_as = "k" if s.latent else ""
         yield rows("v", s.kv, s.kv_view, g, s.value_dim, self.v_strides, same_as=same_as)
         yield rows("out", s.out, s.q_view, h, s.value_dim, self.out_strides, True)
@@ -402,7 +418,7 @@ class AttentionProblem(ProblemNumbers):
             distinct(self.kv_heads, self.k_strides[1]) if s.kv_view != "pointers" else self.kv_heads
         )
         read = queries * h * s.head_dim * s.q.itemsize
-        width = s.head_dim if s.latent else s.head_dim + s.value_dim
+        width = s.key_width if s.latent else s.head_dim + s.value_dim
         read += keys * kv_h * width * s.kv.itemsize
         if self.q_scale_block:
             read += 4 * (queries // self.q_scale_block) * h

@@ -70,7 +70,8 @@ _BACKWARD = (
     f"{schema_of(GradientOptions(), 'deterministic')}, "
     f"{CHOSEN}"
 )
-_LAYOUT, _LATENT = schema_of(_DEFAULTS, "layout"), schema_of(_DEFAULTS, "latent")
+_LAYOUT = schema_of(_DEFAULTS, "layout")
+_LATENT = schema_of(_DEFAULTS, "latent", "row_scale_block")
 _BLOCKS = schema_of(_DEFAULTS, "q_scale_block", "scale_block")
 DENSE = ("q", "k", "v", *_ADDED_NAMES)
 VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *_OF_KEYS)

@@ -263,10 +263,12 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
   const int first = (is_query ? own : is_value ? own - q_groups - kv_groups : own - q_groups) * HEADS * turns, dim = is_value ? DV : D;
   int heads = min_of((is_query ? num_heads : kv_heads) - first, HEADS * turns);  // that are left
   const Rows<T> rows = k.or_if(is_value, v).or_if(is_query, q);
-  T* row = rows.at(Config::DIRECTION == COPY ? places.sources[batch] : batch, first, s);
   const Rows<P> pages = k_pages.or_if(is_value, v_pages);
   const Rows<float> scales = k_scales.or_if(is_value, v_scales);
 
+  earlier_kernels_wait();
+  next_kernel_launch();
+  T* row = rows.at(Config::DIRECTION == COPY ? places.sources[batch] : batch, first, s);
   RowOf<T> x[HEADS];
   if constexpr (Config::DIRECTION != GATHER) load_rows(x, row, rows.head, heads, dim);
   Place place = places.of(batch, s);

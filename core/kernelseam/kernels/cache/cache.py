@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device
+from kernelseam.contract import ArchRow, Device, LaunchConfig
 from kernelseam.costs import Work
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.dtypes import LARGEST, DType
@@ -210,6 +210,13 @@ class PagedCacheDefinition(KernelDefinition):
 
     def shared_bytes(self, spec: PagedCacheSpec, tile: CacheTile) -> int:
         return 0
+
+    def config(
+        self, problem: PagedCacheProblem, tile: CacheTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        """It may start while what it reads is still computed, and waits for it."""
+        config = super().config(problem, tile, row, device)
+        return replace(config, programmatic=row.programmatic_launch)
 
     def values(
         self, problem: PagedCacheProblem, tile: CacheTile, device: Device

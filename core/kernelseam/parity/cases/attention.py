@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from kernelseam.dtypes import DType
 from kernelseam.parity.cases.attention_decode import few_queries, latent, options
-from kernelseam.parity.cases.attention_fp8 import stored, stored_queries
+from kernelseam.parity.cases.attention_fp8 import scaled_rows, stored, stored_queries
 from kernelseam.parity.cases.attention_guards import guards
 from kernelseam.parity.cases.attention_precision import precisions
 from kernelseam.parity.cases.attention_scores import biases, masks, mods, together, windows
@@ -57,6 +57,7 @@ def attention_cases() -> list[AttentionCase]:
         "keys and values of 8 bits": stored,
         "queries, keys and values of 8 bits": stored_queries,
         "latent": latent,
+        "latent, with scales in rows of 8 bits": scaled_rows,
         "prefix groups": prefix_groups,
         "wide heads, results in float32, batch invariance": options,
         "precision of float32": precisions,

@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from kernelseam.dtypes import E4M3, DType
 from kernelseam.samples.attention_case import AttentionCase, case
-from kernelseam.samples.common import NAN, ODD, SHORT_8_BITS, TOKENS, InjectedValue
+from kernelseam.samples.common import (
+    NAN,
+    NAN_EXEMPTIONS,
+    ODD,
+    SHORT_8_BITS,
+    TOKENS,
+    InjectedValue,
+)
 
 _ARCHS = frozenset({"shared"})
 """An arch converts one of the two, or none."""
@@ -37,6 +44,38 @@ def stored_queries() -> Iterator[AttentionCase]:
                 dtype_kv=dtype,
                 may_refuse=_ARCHS,
             )
+
+
+def scaled_rows() -> Iterator[AttentionCase]:
+    """Latent keys whose rows have their scales, as FlashMLA's."""
+    rows = {
+        "num_heads": 16,
+        "kv_heads": 1,
+        "latent": True,
+        "row_scale_block": 128,
+        "dtype_kv": DType.float8_e4m3fn,
+        "may_refuse": _ARCHS,
+        **dict.fromkeys(("k", "v"), TOKENS),
+    }
+    pages = {**rows, "S_q": 1, "page_size": 64}
+    yield case("bf16-576/512-causal", "scaled-rows", **rows, S_q=2, S_k=130)
+    lengths = {"S_k": 700, "batch": 5, "kv_lengths": (1, 64, 700, 0, 129)}
+    yield case("bf16-576/512", "scaled-rows-pages-64", **pages, **lengths)
+    many = {**pages, **lengths, "num_heads": 128, "S_q": 2}
+    yield case("bf16-576/512-causal", "scaled-rows-128-heads", **many)
+    split = {**pages, "page_size": 48, "S_k": 3000, "batch": 1, "kv_lengths": (2990,)}
+    yield case("bf16-576/512-causal", "scaled-rows-split", **split)
+    chunks = {**pages, "S_q": 70, "S_k": 130, "batch": 4, "page_size": 16, "num_heads": 20}
+    chunks |= {"q": TOKENS, "out": TOKENS, "q_sequences": (70, 1, 0, 9)}
+    yield case("bf16-576/512-causal", "scaled-rows-chunks", **chunks, kv_lengths=(130, 33, 5, 9))
+    packed = {n: x for n, x in chunks.items() if n != "page_size"}
+    packed |= {"k_sequences": (130, 33, 5, 9), "margin": 2}
+    yield case("bf16-576/512", "scaled-rows-sequences", **packed)
+    # The last query alone sees this key, which is a value, too; and one whose scale is no number.
+    hidden = {**rows, "S_q": 90, "S_k": 100, "batch": 1, "exempt": NAN_EXEMPTIONS}
+    for what, column in (("nan", 3), ("nan-scale", 515)):
+        injected = (InjectedValue("k", NAN, (0, 0, 99, column)),)
+        yield case("bf16-576/512-causal", f"scaled-rows-hidden-{what}", **hidden, injected=injected)
 
 
 def _cases_of_queries() -> Iterator[AttentionCase]:

@@ -30,6 +30,7 @@ from kernelseam.samples.data.memory import (
     scattered,
     unrepeated_shape,
 )
+from kernelseam.samples.data.scaled_rows import scaled_rows
 from kernelseam.samples.mods import Extents, Mods, mods_of
 from kernelseam.samples.operand_layout import OperandLayout
 
@@ -44,7 +45,7 @@ def shapes(case: AttentionCase) -> dict[str, tuple[int, int, int, int]]:
     B, H, G = case.batch, case.num_heads, case.kv_heads
     return {
         "q": (B, H, case.S_q, case.head_dim),
-        "k": (B, G, case.S_k, case.head_dim),
+        "k": (B, G, case.S_k, case.key_width),
         "v": (B, G, case.S_k, case.value_dim),
         "out": (B, H, case.S_q, case.value_dim),
     }
@@ -53,8 +54,9 @@ def shapes(case: AttentionCase) -> dict[str, tuple[int, int, int, int]]:
 def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     """Inputs by name; q, k, v, bias and mask are [batch, head, row, column] whatever their view."""
     operand_shapes, operand_layouts = shapes(case), {"q": case.q, "k": case.k, "v": case.v}
+    drawn = {**operand_shapes, "k": (*operand_shapes["k"][:3], case.head_dim)}
     q, k, v = (
-        rng.standard_normal(unrepeated_shape(operand_shapes[name], operand_layout))
+        rng.standard_normal(unrepeated_shape(drawn[name], operand_layout))
         for name, operand_layout in operand_layouts.items()
     )
     shape_scores(q, k, case.data)
@@ -72,6 +74,8 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
         k /= key_scales(case, scales["k_scales"])[..., None]
     if "q_scales" in scales:
         q /= query_scales(case, scales["q_scales"])[..., None]
+    if case.row_scale_block is not None:
+        k = scaled_rows(k, case.value_dim, case.row_scale_block, rng)
     kinds = (case.q_dtype, case.kv_dtype, case.kv_dtype)
     inputs: dict[str, Array] = {
         name: repeated_copy(_converted(x, kind), operand_shapes[name])

@@ -13,6 +13,7 @@ from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.oracle import check, formulas
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import AttentionResult
+from kernelseam.oracle.scaled_rows import scaled_rows
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.data import attention as data
 from kernelseam.samples.data import captured
@@ -68,10 +69,13 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
         )
 
     def expected(self, case: AttentionCase, inputs: Arrays) -> AttentionResult:
+        k, v = inputs["k"], inputs["v"]
+        if case.row_scale_block is not None:
+            k, v = scaled_rows(k, case.value_dim, case.row_scale_block)
         return formulas.attention(
             inputs["q"],
-            inputs["k"],
-            inputs["v"],
+            k,
+            v,
             case.causal,
             case.scale_used,
             self.rows(case),
@@ -114,6 +118,7 @@ def describe_strided(
         q_scale_block=case.q_scale_block,
         scale_block=case.scale_block,
         latent=case.latent,
+        row_scale_block=case.row_scale_block,
         prefix_groups=case.prefix_groups,
     )
 

@@ -440,7 +440,9 @@ class HopperLatentTile:
         return size
 
 
-LATENT_REGISTERS = 72, 216
+LATENT_REGISTERS = 72, 216, 216
 """As ``REGISTERS``, of latent attention's two consumers."""
+SCALED_LATENT_REGISTERS = 128, 216, 160
+"""The same where the loading warpgroup has a tile of keys of 8 bits in registers."""
 LATENT = (HopperLatentTile(576, 512, rate=1.15),)
 """The preferred first."""

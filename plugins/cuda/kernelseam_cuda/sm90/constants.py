@@ -11,6 +11,7 @@ HOPPER: Mapping[str, str] = {
     "GROUPS": "consumer warpgroups",
     "PRODUCER_REGISTERS": "registers of a producer's thread; 0: as launched",
     "CONSUMER_REGISTERS": "registers of a consumer's thread; 0: as launched",
+    "COLUMN_REGISTERS": "of a thread of those that multiply columns alone",
     # attention forward
     "TO": "element type of the result",
     "Q_SCALES": "q, k and v have scales",

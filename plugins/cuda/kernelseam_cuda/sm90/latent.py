@@ -36,11 +36,18 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most, recorded
 
-from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS, HopperLatentTile
+from kernelseam_cuda.sm90.attention_tiles import (
+    LATENT,
+    LATENT_REGISTERS,
+    SCALED_LATENT_REGISTERS,
+    HopperLatentTile,
+)
 from kernelseam_cuda.sm90.kernel import HopperKernel
 
-SUPPORTED = SpecOption.causal | ANY_VIEW | SpecOption.lengths
+SUPPORTED = SpecOption.causal | ANY_VIEW | SpecOption.lengths | SpecOption.row_scale_block
 """The options that the kernel has."""
+_ROW_SCALE_BLOCK = 128
+"""Of FlashMLA's rows."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together."""
 _STATES = 2
@@ -120,8 +127,11 @@ class HopperLatent(HopperKernel):
         p, spec = problem, problem.spec
         if not spec.latent:
             return "it takes values that are the first columns of the keys: latent"
-        if reason := spec.refused_by(SUPPORTED):
+        if reason := spec.refused_by(_supported(spec)):
             return reason
+        if spec.row_scale_block not in (0, _ROW_SCALE_BLOCK):
+            block = spec.row_scale_block
+            return f"row_scale_block = {block}: it takes {_ROW_SCALE_BLOCK}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if not self.tiles(spec, row):
@@ -177,12 +187,14 @@ class HopperLatent(HopperKernel):
         )
 
     def constants(self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow) -> Constants:
-        producer, consumer = LATENT_REGISTERS
+        scaled = spec.row_scale_block
+        producer, scores, columns = SCALED_LATENT_REGISTERS if scaled else LATENT_REGISTERS
         return {
             **_constants(spec, tile),
             "DQK": spec.head_dim,
             "PRODUCER_REGISTERS": producer,
-            "CONSUMER_REGISTERS": consumer,
+            "CONSUMER_REGISTERS": scores,
+            "COLUMN_REGISTERS": columns,
             "SHARED_BYTES": tile.shared_bytes,
         }
 
@@ -213,7 +225,7 @@ class HopperLatent(HopperKernel):
             "scale_log2": score_values(p)["scale_log2"],
             **page_values(p),
             "boxes": int(_boxes(p, tile)),
-            "turns": divide_up(p.S_q * p.head_group, tile.rows) - 1,
+            "turns": _turns(p, tile),
         }
 
     def tensor_maps(
@@ -227,7 +239,7 @@ class HopperLatent(HopperKernel):
         return {
             "k_map": TensorMap(
                 "k",
-                p.spec.dtype,
+                p.spec.kv,
                 (tile.head_dim, max(_rows(p), 1), *counts),
                 (1, row, *_apart(p)),
                 (_PANEL, tile.bn, 1, 1),
@@ -271,6 +283,7 @@ class HopperLatent(HopperKernel):
                 replace(paged, q_view="packed"),
                 replace(strided, q_view="packed", kv_view="packed", lengths=False),
                 replace(paged, causal=False),
+                replace(paged, dtype_kv=DType.float8_e4m3fn, row_scale_block=_ROW_SCALE_BLOCK),
             ):
                 yield Covered(self, spec)
                 yield Covered(MERGE, spec)
@@ -339,9 +352,16 @@ class HopperLatentMerge(HopperKernel):
 MERGE = HopperLatentMerge()
 
 
+def _supported(spec: AttentionSpec) -> SpecOption:
+    """Keys of 8 bits only with scales in their rows."""
+    return SUPPORTED | SpecOption.dtype_kv if spec.row_scale_block else SUPPORTED
+
+
 def _constants(spec: AttentionSpec, tile: HopperLatentTile) -> Constants:
     return {
         "T": DEVICE_TYPE[spec.dtype],
+        "KV": DEVICE_TYPE[spec.kv],
+        "ROW_SCALES": spec.row_scale_block,
         "DV": spec.value_dim,
         **score_constants(spec),
         "Q_VIEW": VIEWS[spec.q_view],
@@ -422,10 +442,18 @@ def _apart(p: AttentionProblem) -> tuple[int, int]:
     return head, outer
 
 
+def _turns(p: AttentionProblem, tile: HopperLatentTile) -> int:
+    """Whether the consumers take turns at products, which bound it: where blocks take the same keys
+    side by side, or keys are of 8 bits."""
+    tiles = divide_up(p.S_q * p.head_group, tile.rows)
+    return tiles if p.spec.row_scale_block else tiles - 1
+
+
 def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
     """Whether TMA finds a tile of keys: its rows lie in one page, and no matrices share memory."""
     apart = all(s > 0 or n == 1 for n, s in zip(_matrices(p), _apart(p), strict=True))
     whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
+    whole = whole and not p.spec.row_scale_block
     return whole and apart and p.k_strides[2] > 0
 
 

@@ -1,0 +1,46 @@
+// Latent attention's tiles in shared memory, and what its warpgroups share (latent.h).
+#pragma once
+#include "sm90/attention/latent_list.h"
+#include "sm90/pipeline.h"
+
+typedef Config::T T;
+typedef Config::KV KV;  // of keys in memory
+
+constexpr int DQK = Config::DQK, DV = Config::DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
+constexpr int OWN = HALF / 64;       // panels of values of a consumer
+constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
+static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
+enum { SCORES, COLUMNS, LOAD };      // warpgroups
+enum { FULL = 1, EMPTY, TURN, FILTERED };  // named barriers; of the last one for each consumer
+constexpr int EXCHANGE = 256;              // threads of the others
+
+// A tile's panels come in two parts: the score consumer's values; the values of the other, which it is done with later. What is no
+// value is in the first, or where it comes last (ROW_SCALES) in the second.
+constexpr bool ROWS_SCALED = Config::ROW_SCALES != 0;
+template<int N> constexpr int part_panels = (N != 0) == ROWS_SCALED ? PANELS - OWN : OWN;
+template<int N> KS_DEVICE constexpr int panel_of(int i) { return N ? OWN + i : i < OWN ? i : OWN + i; }
+
+struct alignas(1024) SharedStorage {
+  char q[TILE_BYTES], k[STAGES][TILE_BYTES], p[PANEL_BYTES];
+  float factors[ROWS];
+  u64 k_rings[2][2 * STAGES], q_ring[2];  // of each part of a tile of keys
+  Piece pieces[THREADS / 32];             // of the warps, all the same: registers are few
+};
+static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
+
+// Arguments, passed whole.
+struct Operands {
+  Matrices<const T> q;
+  Matrices<const KV> k;
+  Matrices<T> out;
+  RowValues<float> lse;
+  float *sums, *sums_lse;  // [state, row, column], [state, row]
+  float scale_log2;
+};
+
+// Tiles of keys that boxes bring: those that all rows see whole. They need no fence before products, nor do tiles whose writers have
+// one.
+KS_DEVICE int boxed_tiles(const Rows& rows, bool boxes) {
+  if (Config::ROW_SCALES) return 0x7fffffff;
+  return boxes ? max_of(rows.least(), 0) / BN : 0;
+}
