@@ -10,7 +10,11 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs
-from kernelseam_cuda.sm90.attention_tiles import LATENT, LATENT_REGISTERS
+from kernelseam_cuda.sm90.attention_tiles import (
+    LATENT,
+    LATENT_REGISTERS,
+    SCALED_LATENT_REGISTERS,
+)
 from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
 
 KERNEL, ROW, TILE = HopperLatent(), archs.row("sm_90a"), LATENT[0]
@@ -91,6 +95,42 @@ def test_what_the_kernel_does_not_take_is_refused_by_name(
     assert KERNEL.refuse(problem(**changes), ROW) == reason  # type: ignore[arg-type]
 
 
+SCALED = {"dtype_kv": DType.float8_e4m3fn, "row_scale_block": 128}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"dtype_kv": DType.float8_e4m3fn},
+            "dtype_kv is not supported by this kernel",
+        ),
+        (
+            {**SCALED, "row_scale_block": 64},
+            "row_scale_block = 64: it takes 128",
+        ),
+        ({**SCALED, "kv_scales": "heads"}, "kv_scales is not supported by this kernel"),
+    ],
+)
+def test_keys_of_8_bits_have_flashmlas_rows(changes: dict[str, object], reason: str) -> None:
+    assert KERNEL.refuse(problem(**changes), ROW) == reason  # type: ignore[arg-type]
+
+
+def test_scaled_rows_are_converted_by_the_warps_that_load_them() -> None:
+    p = problem(heads=16, **SCALED)
+    assert KERNEL.refuse(p, ROW) is None
+    constants = KERNEL.constants(p.spec, TILE, ROW)
+    assert (constants["KV"], constants["ROW_SCALES"]) == ("e4m3", 128)
+    registers = tuple(constants[f"{n}_REGISTERS"] for n in ("PRODUCER", "CONSUMER", "COLUMN"))
+    assert registers == SCALED_LATENT_REGISTERS
+    values = KERNEL.values(p, TILE, H200)
+    assert values["boxes"] == 0, "TMA brings no tile that has to be converted"
+    assert values["turns"] > 0, "products bound it, with few heads too"
+    assert KERNEL.tensor_maps(p, TILE, H200)["k_map"].dtype is DType.float8_e4m3fn
+    plain = KERNEL.constants(problem().spec, TILE, ROW)
+    assert (plain["KV"], plain["ROW_SCALES"]) == ("bf16", 0)
+
+
 def test_problems_are_refused_by_their_numbers() -> None:
     for taken in (
         problem(),
@@ -104,8 +144,8 @@ def test_problems_are_refused_by_their_numbers() -> None:
 
 
 def test_registers_of_a_block_are_those_it_starts_with() -> None:
-    producer, consumer = LATENT_REGISTERS
-    assert producer + 2 * consumer <= 3 * 168, "168 is what 384 threads start with"
+    for registers in (LATENT_REGISTERS, SCALED_LATENT_REGISTERS):
+        assert sum(registers) <= 3 * 168, "168 is what 384 threads start with"
 
 
 def test_a_block_may_leave_two_states_for_the_merge() -> None:

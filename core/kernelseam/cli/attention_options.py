@@ -142,6 +142,10 @@ class AttentionOptions(ScoreNumbers):
             "--scale-block", min=1, help="Keys that share a scale, with --kv-scales blocks."
         ),
     ] = None
+    row_scale_block: Annotated[
+        int | None,
+        typer.Option("--row-scale-block", min=1, help="Columns that share a scale in latent rows."),
+    ] = None
     batch_invariant: Annotated[
         bool,
         typer.Option(
@@ -204,6 +208,11 @@ class AttentionOptions(ScoreNumbers):
                 (self.scale_block is not None) != (self.kv_scales == "blocks"),
                 "blocks of keys have scales with --kv-scales blocks",
                 "Give both or neither",
+            ),
+            "--row-scale-block": (
+                self.row_scale_block is not None and not (self.latent and self.kv_dtype),
+                "scales lie in the rows of latent keys of 8 bits",
+                "Give --latent and --kv-dtype too",
             ),
             "--any-order": (
                 self.any_order and not self.backward,
@@ -338,6 +347,7 @@ class AttentionOptions(ScoreNumbers):
             prefix=None if self.prefix is None else (self.prefix,) * batch,
             batch_invariant=self.batch_invariant,
             latent=self.latent,
+            row_scale_block=self.row_scale_block,
             dtype_q=shapes.stored_dtype(self.q_dtype, "--q-dtype"),
             dtype_kv=shapes.stored_dtype(self.q_dtype, "--q-dtype")
             or shapes.stored_dtype(self.kv_dtype, "--kv-dtype"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-KERNEL, LIST, MERGE = (f"sm90/attention/latent{name}.h" for name in ("", "_list", "_merge"))
+KERNEL, LIST, MERGE, LOAD, SCALED = (
+    f"sm90/attention/latent{name}.h" for name in ("", "_list", "_merge", "_load", "_scaled_rows")
+)
 CASE = "attention-bf16-576v512-causal-latent"
 TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
     f"{CASE}{what}" for what in ("", "-pages-64", "-split", "-split-ramp")
@@ -12,6 +14,8 @@ TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
 CHUNKS, MORE_QUERIES, HIDDEN = (
     f"{CASE}-{what}" for what in ("chunks-pages-64", "more-queries-than-keys", "nan-in-hidden-k")
 )
+ROWS = "attention-bf16-576v512-causal-scaled-rows"
+ROWS_PAGES = "attention-bf16-576v512-scaled-rows-pages-64"
 LENGTHS, ODD_PAGES = "attention-bf16-576v512-latent-lengths", "attention-f16-576v512-latent-pages-5"
 
 
@@ -58,7 +62,7 @@ MUTANTS = (
     ),
     _mutant(
         "queries-of-the-first-sequence",
-        KERNEL,
+        LOAD,
         "a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, piece.sequence.q_first)",
         "a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, 0)",
         CHUNKS,
@@ -90,7 +94,7 @@ MUTANTS = (
     ),
     _mutant(
         "boxes-by-entry",
-        KERNEL,
+        LOAD,
         ", entry = page[0]",
         "",
         PAGES,
@@ -138,5 +142,62 @@ MUTANTS = (
         ODD_PAGES,
         "products may read what was in shared memory before keys were copied there",
         "order: no proxy fence between copies by threads and the products that read them",
+    ),
+    _mutant(
+        "scales-of-the-first-half",
+        SCALED,
+        "row + DV + 8 * N",
+        "row + DV",
+        ROWS,
+        "columns 256 to 511 have the scales of those before",
+    ),
+    _mutant(
+        "one-scale-for-two",
+        SCALED,
+        "n < OWN / 2 ? from.scales.x : from.scales.y",
+        "from.scales.x",
+        ROWS,
+        "columns 128 to 255 have the scale of those before",
+    ),
+    _mutant(
+        "scales-left-out",
+        SCALED,
+        "to_sum(f16{(unsigned short)y}) * scale",
+        "to_sum(f16{(unsigned short)y})",
+        ROWS,
+        "every other number stands for itself",
+    ),
+    _mutant(
+        "rotated-columns-at-the-scales",
+        SCALED,
+        "BEHIND = DV + 4 * (DV / 128)",
+        "BEHIND = DV",
+        ROWS,
+        "scales are read as columns",
+    ),
+    _mutant(
+        "chunks-of-a-row-in-turns",
+        SCALED,
+        "return first ^ (16 * n);",
+        "return first ^ (16 - 16 * n);",
+        ROWS,
+        "neighbouring chunks change places",
+    ),
+    _mutant(
+        "pages-of-the-tile-before",
+        SCALED,
+        "at(tile + 1, next, 1), there(tile + 1, 1));\n        state",
+        "at(tile + 1, now, 1), there(tile + 1, 1));\n        state",
+        ROWS_PAGES,
+        "rows of a tile come from the page of the one before",
+    ),
+    _mutant(
+        "rows-fence",
+        SCALED,
+        "async_proxy_fence();\n    barrier_arrive",
+        "barrier_arrive",
+        ROWS_PAGES,
+        "products may read what was in shared memory before rows were stored there",
+        "order: no proxy fence between rows that threads store and the products that read them",
     ),
 )
