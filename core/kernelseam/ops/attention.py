@@ -148,7 +148,10 @@ def attention(
     ``out_dtype`` (q's, or float32; of q of 8 bits float16, bfloat16 or float32). ``return_lse``:
     also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32 (float64 where q is).
     ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``latent``: v is a
-    view of k, its first columns, which a kernel may then read once. ``backend`` must be that of the
+    view of k, its first columns, which a kernel may then read once; ``row_scale_block``: rows of
+    such a k, float8_e4m3fn, are D_v numbers, a float32 scale for each so many of them, and bfloat16
+    (FlashMLA's 656 bytes: 128 of 512, and 64); a number stands for its product with the scale,
+    rounded to bfloat16, and v is k[..., :D_v]. ``backend`` must be that of the
     arrays' device; ``implementation`` selects an implementation; ``stream`` is an int, an object
     with ``__cuda_stream__``, or None for the array library's current one; results of a call on
     another stream must be kept until that stream has passed.

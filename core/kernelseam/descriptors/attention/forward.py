@@ -90,6 +90,9 @@ class Attention(AttentionFields):
     row's bits do not depend on what else is in the batch. ``precision`` says how float32 is
     multiplied, as in ``BatchedGemmStrided``. ``latent``: v is the first columns of k, a view at its
     address with its strides, as in multi-head latent attention; so a kernel may read the two once.
+    ``row_scale_block``: rows of a latent k of float8_e4m3fn hold their scales: value_dim numbers, a
+    float32 scale for each ``row_scale_block`` of them, head_dim − value_dim numbers in bfloat16 as
+    q. Strides count bytes. A number x stands for scale·x in float32, rounded to bfloat16.
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """
 
