@@ -226,6 +226,12 @@ KS_DEVICE void stmatrix(u32 to, u32 a, u32 b, u32 c, u32 d) {
                :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// The same of each matrix' transpose.
+KS_DEVICE void stmatrix_transposed(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
 KS_DEVICE void ldmatrix(u32 from, u32 (&x)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");

@@ -8,7 +8,7 @@
 #pragma once
 #include "attention/sequences.h"
 
-constexpr int ROWS = 64, BN = 64, ITEM_COST = Config::ITEM_COST;
+constexpr int ROWS = Config::ROWS, BN = 64, ITEM_COST = Config::ITEM_COST;
 
 KS_DEVICE int warp_sum(int x) {
 #pragma unroll
@@ -108,7 +108,7 @@ struct Cut {
     groups = min_of(list.groups, max_of(total / (ITEM_COST + 2), 1));
     each = total / groups, more = total - groups * each;
     const int whole = longest * divide_up(items, groups);
-    if (list.heads.d >= ROWS && total && longest * items == total && whole - each <= each / 16)
+    if (list.heads.d >= 64 && total && longest * items == total && whole - each <= each / 16)
       groups = divide_up(total, whole), each = whole, more = 0;
   }
   KS_DEVICE int begin(int group) const { return min_of(group * each + min_of(group, more), total); }

@@ -16,22 +16,22 @@ struct Producer {
   static constexpr int PASSES = 4;  // of 16 rows
   KS_DEVICE int row(int i) const { return thread / 8 + 16 * i; }
   // A row's chunks, one of each panel of part N; zeros where it is not `there`.
-  template<int N> KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
+  template<int N, int BYTES = PANEL_BYTES> KS_DEVICE void copy(u32 tile, int i, const T* from, bool there) const {
     const u32 to = tile + row(i) * 128 + (thread ^ row(i)) % 8 * 16;
 #pragma unroll
-    for (int n = 0; n < part_panels<N>; n++) async_copy(to + panel_of<N>(n) * PANEL_BYTES, from + 64 * panel_of<N>(n), there);
+    for (int n = 0; n < part_panels<N>; n++) async_copy(to + panel_of<N>(n) * BYTES, from + 64 * panel_of<N>(n), there);
   }
 
   KS_DEVICE void load_queries(const Piece& piece, const Rows& rows) {
     q_ring.wait_empty(q_state);
 #pragma unroll 1
-    for (int i = 0; i < PASSES; i++) {
+    for (int i = 0; i < ROWS / 16; i++) {
       const bool there = row(i) < rows.count;
       const int r = there ? row(i) : 0;
       const T* const from = a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, piece.sequence.q_first)
                           + (i64)rows.query(r) * a.q.row + 8 * (thread % 8);
-      copy<0>(shared_address(storage.q), i, from, there);
-      copy<1>(shared_address(storage.q), i, from, there);
+      copy<0, QUERY_PANEL_BYTES>(shared_address(storage.q), i, from, there);
+      copy<1, QUERY_PANEL_BYTES>(shared_address(storage.q), i, from, there);
     }
     async_copies_arrive(q_ring.full(q_state));
     q_state.advance();

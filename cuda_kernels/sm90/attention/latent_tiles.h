@@ -7,6 +7,8 @@ typedef Config::T T;
 typedef Config::KV KV;  // of keys in memory
 
 constexpr int DQK = Config::DQK, DV = Config::DV, STAGES = 2, PANEL_BYTES = 64 * 128, PANELS = DQK / 64, HALF = DV / 2;
+constexpr bool FEW = ROWS == 16;  // keys are the rows of products then, and rows their columns
+constexpr int QUERY_PANEL_BYTES = ROWS * 128;
 constexpr int OWN = HALF / 64;       // panels of values of a consumer
 constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
@@ -20,9 +22,15 @@ constexpr bool ROWS_SCALED = Config::ROW_SCALES != 0;
 template<int N> constexpr int part_panels = (N != 0) == ROWS_SCALED ? PANELS - OWN : OWN;
 template<int N> KS_DEVICE constexpr int panel_of(int i) { return N ? OWN + i : i < OWN ? i : OWN + i; }
 
+// Where a tile has few rows: what the consumers tell each other, and what theirs warps do.
+struct Exchange {
+  float o[FEW ? DV / 8 : 1][FEW ? 128 : 1], rows[FEW ? 2 : 1][2][4][FEW ? ROWS : 1], reference[FEW ? ROWS : 1], sum[FEW ? ROWS : 1];
+};
+
 struct alignas(1024) SharedStorage {
-  char q[TILE_BYTES], k[STAGES][TILE_BYTES], p[PANEL_BYTES];
+  char q[PANELS * QUERY_PANEL_BYTES], k[STAGES][TILE_BYTES], p[FEW ? 2 : 1][QUERY_PANEL_BYTES];
   float factors[ROWS];
+  Exchange exchange;
   u64 k_rings[2][2 * STAGES], q_ring[2];  // of each part of a tile of keys
   Piece pieces[THREADS / 32];             // of the warps, all the same: registers are few
 };
@@ -44,3 +52,11 @@ KS_DEVICE int boxed_tiles(const Rows& rows, bool boxes) {
   if (Config::ROW_SCALES) return 0x7fffffff;
   return boxes ? max_of(rows.least(), 0) / BN : 0;
 }
+
+// What the rows of a piece see.
+struct Seen {
+  int whole, boxed;  // tiles of keys that all rows see whole; those that boxes bring
+  bool differ;       // not all see the same
+  KS_DEVICE Seen(const Rows& rows, bool boxes)
+      : whole(max_of(rows.least(), 0) / BN), boxed(boxed_tiles(rows, boxes)), differ(Config::CAUSAL && rows.least() != rows.most()) {}
+};

@@ -38,6 +38,7 @@ from kernelseam.symbolic import least, most, recorded
 
 from kernelseam_cuda.sm90.attention_tiles import (
     LATENT,
+    FEW_LATENT_REGISTERS,
     LATENT_REGISTERS,
     SCALED_LATENT_REGISTERS,
     HopperLatentTile,
@@ -162,7 +163,10 @@ class HopperLatent(HopperKernel):
         return tuple(t for t in LATENT if (t.head_dim, t.value_dim) == dims)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperLatentTile:
-        return self.tiles(problem.spec, row)[0]
+        """That of few rows where an entry has no more."""
+        tiles = self.tiles(problem.spec, row)
+        rows = problem.S_q * problem.head_group
+        return next((t for t in tiles if t.few and rows <= t.rows), tiles[0])
 
     def takes(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
@@ -188,7 +192,8 @@ class HopperLatent(HopperKernel):
 
     def constants(self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow) -> Constants:
         scaled = spec.row_scale_block
-        producer, scores, columns = SCALED_LATENT_REGISTERS if scaled else LATENT_REGISTERS
+        kinds = SCALED_LATENT_REGISTERS if scaled else LATENT_REGISTERS
+        producer, scores, columns = FEW_LATENT_REGISTERS if tile.few else kinds
         return {
             **_constants(spec, tile),
             "DQK": spec.head_dim,
@@ -369,6 +374,7 @@ def _constants(spec: AttentionSpec, tile: HopperLatentTile) -> Constants:
         "OUT_VIEW": VIEWS[spec.q_view],
         "LENGTHS": spec.lengths,
         "LSE": spec.lse,
+        "ROWS": tile.rows,
         "ITEM_COST": tile.item_cost,
     }
 
