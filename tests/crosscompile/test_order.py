@@ -37,10 +37,10 @@ from kernelseam_cuda.sm90.attention_blocks import is_banded  # noqa: E402
 from kernelseam_cuda.sm90.attention_e4m3_tiles import HopperE4m3AttentionTile  # noqa: E402
 from kernelseam_cuda.sm90.attention_tiles import (  # noqa: E402
     HopperBackwardTile,
-    HopperLatentTile,
     HopperWideBackwardTile,
 )
 from kernelseam_cuda.sm90.grouped import HopperGroupedGemm  # noqa: E402
+from kernelseam_cuda.sm90.latent_tiles import HopperLatentTile  # noqa: E402
 from kernelseam_cuda.sm90.tiles import GEMM, GROUPED, HopperGemmTile, HopperTf32Tile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]

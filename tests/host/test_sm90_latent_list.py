@@ -61,14 +61,19 @@ Items = dict[tuple[int, int], int]
 
 
 def items_of(
-    lengths: list[int], queries: list[int], heads: int, together: int, kv_heads: int = 1
+    lengths: list[int],
+    queries: list[int],
+    heads: int,
+    together: int,
+    kv_heads: int = 1,
+    tile: int = 64,
 ) -> Items:
     """(entry, item) → tiles of keys: those that the last of its queries sees, one at least."""
     found = {}
     for entry, (keys, count) in enumerate(zip(lengths, queries, strict=True)):
-        of_head = -(-count * heads // (64 * together))
+        of_head = -(-count * heads // (tile * together))
         for item in range(of_head * kv_heads):
-            rows = min((item % of_head + 1) * 64 * together, count * heads)
+            rows = min((item % of_head + 1) * tile * together, count * heads)
             seen = keys - (count - 1 - (rows - 1) // heads)
             found[entry, item] = max(-(-seen // 64), 1)
     return found
@@ -79,14 +84,19 @@ def divided(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pieces (group, entry, item, begin, end, tiles), and of each item its first and last
     group. Packed queries, where entries have other numbers of them."""
-    kv_heads = changes.get("kv_heads", 1)
-    items = items_of(lengths, queries, heads, together, kv_heads)
+    kv_heads, tile = changes.get("kv_heads", 1), changes.get("tile", 64)
+    items = items_of(lengths, queries, heads, together, kv_heads, tile)
     counts = (max(queries), max(lengths), len(lengths), kv_heads, together, groups, heads)
     pieces = np.full((groups * 2 + len(items), 6), -1, np.int64)
     parts = np.full((len(items), 4), -1, np.int64)
     run(
         SOURCE,
-        {**CONSTANTS, "ITEM_COST": changes["item_cost"], "Q_VIEW": int(len(set(queries)) > 1)},
+        {
+            **CONSTANTS,
+            "ITEM_COST": changes["item_cost"],
+            "Q_VIEW": int(len(set(queries)) > 1),
+            "ROWS": tile,
+        },
         lambda bundle: bundle,
         np.array([*counts, *divider(heads)], np.int64),
         np.array(lengths, np.int32),
@@ -101,25 +111,29 @@ RAGGED = [int(x) for x in np.exp(np.random.default_rng(4).uniform(0, 7, 40))]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "queries", "heads", "together", "groups", "item_cost", "kv_heads", "whole"),
+    ("lengths", "queries", "heads", "together", "groups", "item_cost", "kv_heads", "whole", "tile"),
     [
-        ([1], 1, 16, 1, 132, 2, 1, True),
-        ([0, 64, 65, 0], 2, 128, 4, 33, 2, 1, False),
-        ([32768], 1, 128, 2, 66, 2, 1, False),
-        ([4096] * 33, 1, 16, 1, 34, 2, 1, False),
-        ([4096] * 33, 1, 64, 1, 34, 2, 1, True),
-        ([4096] * 64, 1, 128, 2, 66, 2, 1, True),
-        ([4096] * 64, 1, 64, 1, 132, 2, 1, False),
-        ([4096] * 131, 1, 64, 1, 66, 2, 1, True),
-        ([4096] * 140, 1, 64, 1, 132, 2, 1, False),
-        (MANY, 1, 64, 1, 132, 2, 1, False),
-        (MANY, 2, 130, 3, 7, 5, 1, False),
-        ([4096, 1000], 1000, 128, 4, 33, 2, 1, False),
-        ([700, 500, 90], 300, 20, 3, 40, 2, 2, False),
-        ([5000], 3000, 1, 4, 33, 2, 1, False),
-        (MANY, RAGGED, 16, 1, 132, 2, 1, False),
-        (MANY, RAGGED, 20, 4, 33, 2, 1, False),
-        (MANY[::-1], [0, 0, *RAGGED[:37], 0], 3, 2, 66, 2, 3, False),
+        ([1], 1, 16, 1, 132, 2, 1, True, 64),
+        ([0, 64, 65, 0], 2, 128, 4, 33, 2, 1, False, 64),
+        ([32768], 1, 128, 2, 66, 2, 1, False, 64),
+        ([4096] * 33, 1, 16, 1, 34, 2, 1, False, 64),
+        ([4096] * 33, 1, 64, 1, 34, 2, 1, True, 64),
+        ([4096] * 64, 1, 128, 2, 66, 2, 1, True, 64),
+        ([4096] * 64, 1, 64, 1, 132, 2, 1, False, 64),
+        ([4096] * 131, 1, 64, 1, 66, 2, 1, True, 64),
+        ([4096] * 140, 1, 64, 1, 132, 2, 1, False, 64),
+        (MANY, 1, 64, 1, 132, 2, 1, False, 64),
+        (MANY, 2, 130, 3, 7, 5, 1, False, 64),
+        ([4096, 1000], 1000, 128, 4, 33, 2, 1, False, 64),
+        ([700, 500, 90], 300, 20, 3, 40, 2, 2, False, 64),
+        ([5000], 3000, 1, 4, 33, 2, 1, False, 64),
+        (MANY, RAGGED, 16, 1, 132, 2, 1, False, 64),
+        (MANY, RAGGED, 20, 4, 33, 2, 1, False, 64),
+        (MANY[::-1], [0, 0, *RAGGED[:37], 0], 3, 2, 66, 2, 3, False, 64),
+        ([4096] * 33, 1, 16, 1, 34, 2, 1, False, 16),
+        (MANY, 1, 9, 1, 132, 2, 1, False, 16),
+        (MANY, 2, 8, 1, 33, 2, 2, False, 16),
+        (MANY, RAGGED, 20, 4, 33, 2, 1, False, 16),
     ],
 )
 def test_every_tile_is_taken_once_and_its_parts_are_found(
@@ -131,14 +145,14 @@ def test_every_tile_is_taken_once_and_its_parts_are_found(
     item_cost: int,
     kv_heads: int,
     whole: bool,
+    tile: int,
 ) -> None:
     """``whole``: no item is cut, as all are of one length, rows are full, and that takes hardly
     longer."""
     each = [queries] * len(lengths) if isinstance(queries, int) else queries
-    items = items_of(lengths, each, heads, together, kv_heads)
-    found, parts = divided(
-        lengths, each, heads, together, groups, item_cost=item_cost, kv_heads=kv_heads
-    )
+    items = items_of(lengths, each, heads, together, kv_heads, tile)
+    changes = {"item_cost": item_cost, "kv_heads": kv_heads, "tile": tile}
+    found, parts = divided(lengths, each, heads, together, groups, **changes)
     taken = defaultdict(list)
     for group, entry, item, begin, end, tiles in found.tolist():
         assert tiles == items[entry, item] and begin < end <= tiles
@@ -174,7 +188,8 @@ def test_without_queries_nobody_has_work() -> None:
     numbers = np.array([1, 9, 2, 1, 1, 4, 16, *divider(16)], np.int64)
     pieces = np.full((4, 6), -1, np.int64)
     arrays = np.array([9, 9], np.int32), np.zeros(3, np.int32), pieces, np.full(4, -1, np.int64)
-    run(SOURCE, {**CONSTANTS, "ITEM_COST": 2, "Q_VIEW": 1}, lambda bundle: bundle, numbers, *arrays)
+    constants = {**CONSTANTS, "ITEM_COST": 2, "Q_VIEW": 1, "ROWS": 64}
+    run(SOURCE, constants, lambda bundle: bundle, numbers, *arrays)
     assert (pieces == -1).all() and (arrays[3] == -1).all()
 
 
@@ -207,27 +222,29 @@ def callable_on_the_host(bundle: SourceBundle) -> SourceBundle:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "queries", "heads", "together", "groups"),
+    ("lengths", "queries", "heads", "together", "groups", "size"),
     [
-        ([700, 0, 3000], 1, 20, 1, 9),
-        ([2000], 2, 70, 3, 9),
-        ([2000, 130], 1, 70, 1, 4),
-        ([5000], 3, 20, 1, 3),
-        ([900, 1300], 40, 20, 4, 5),
-        ([700, 20, 1300, 9], [30, 1, 7, 50], 20, 2, 7),
+        ([700, 0, 3000], 1, 20, 1, 9, 64),
+        ([2000], 2, 70, 3, 9, 64),
+        ([2000, 130], 1, 70, 1, 4, 64),
+        ([5000], 3, 20, 1, 3, 64),
+        ([900, 1300], 40, 20, 4, 5, 64),
+        ([700, 20, 1300, 9], [30, 1, 7, 50], 20, 2, 7, 64),
+        ([700, 20, 3000], 1, 10, 1, 9, 16),
+        ([700, 20, 1300, 9], [30, 1, 7, 50], 20, 2, 7, 16),
     ],
 )
 def test_parts_are_joined(
-    lengths: list[int], queries: int | list[int], heads: int, together: int, groups: int
+    lengths: list[int], queries: int | list[int], heads: int, together: int, groups: int, size: int
 ) -> None:
     """Against float64; what one block has whole is left alone, and of parts without a key nothing
     is read."""
     rng, item_cost, dim, blocks = np.random.default_rng(1), 2, 128, groups * together
     each = [queries] * len(lengths) if isinstance(queries, int) else queries
     packed, starts = len(set(each)) > 1, np.cumsum([0, *each], dtype=np.int32)
-    _, parts = divided(lengths, each, heads, together, groups, item_cost=item_cost)
-    sums = rng.standard_normal((2 * blocks, 64, dim)).astype(np.float32)
-    scores = (10 * rng.standard_normal((2 * blocks, 64))).astype(np.float32)
+    _, parts = divided(lengths, each, heads, together, groups, item_cost=item_cost, tile=size)
+    sums = rng.standard_normal((2 * blocks, size, dim)).astype(np.float32)
+    scores = (10 * rng.standard_normal((2 * blocks, size))).astype(np.float32)
     scores[:, 5], sums[::2, 7], scores[::2, 7] = -np.inf, np.nan, -np.inf
     total = int(starts[-1])
     out = np.full((total, heads, dim), np.nan, np.float32)
@@ -237,6 +254,7 @@ def test_parts_are_joined(
     view = int(packed)
     constants = {**CONSTANTS, "ITEM_COST": item_cost, "Q_VIEW": view, "OUT_VIEW": view}
     constants |= {"T": "float", "DV": dim, "LSE": 1, "BLOCKS": 2, "SHARED_BYTES": 8 * dim * 4}
+    constants["ROWS"] = size
     run(
         MERGE,
         constants,
@@ -252,8 +270,8 @@ def test_parts_are_joined(
     )
     shared = 0
     for (entry, item, first, last), member in product(parts.tolist(), range(together)):
-        begin = (item * together + member) * 64
-        tile = [divmod(r, heads) for r in range(begin, min(begin + 64, each[entry] * heads))]
+        begin = (item * together + member) * size
+        tile = [divmod(r, heads) for r in range(begin, min(begin + size, each[entry] * heads))]
         if not tile:
             continue
         tokens, of_heads = starts[entry] + np.array(tile)[:, 0], np.array(tile)[:, 1]

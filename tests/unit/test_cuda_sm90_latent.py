@@ -10,12 +10,13 @@ from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs
-from kernelseam_cuda.sm90.attention_tiles import (
+from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
+from kernelseam_cuda.sm90.latent_tiles import (
+    FEW_LATENT_REGISTERS,
     LATENT,
     LATENT_REGISTERS,
     SCALED_LATENT_REGISTERS,
 )
-from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
 
 KERNEL, ROW, TILE = HopperLatent(), archs.row("sm_90a"), LATENT[0]
 H200 = Device(
@@ -116,6 +117,19 @@ def test_keys_of_8_bits_have_flashmlas_rows(changes: dict[str, object], reason: 
     assert KERNEL.refuse(problem(**changes), ROW) == reason  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("S_q", "heads", "rows"), [(1, 16, 16), (1, 3, 16), (2, 8, 16), (1, 17, 64), (2, 16, 64)]
+)
+def test_few_rows_have_a_tile_of_their_own(S_q: int, heads: int, rows: int) -> None:
+    p = problem(S_q=S_q, heads=heads)
+    for kernel in (KERNEL, MERGE):
+        assert kernel.tile(p, ROW, H200).rows == rows
+    tile = KERNEL.tile(p, ROW, H200)
+    assert KERNEL.constants(p.spec, tile, ROW)["ROWS"] == rows
+    assert KERNEL.launches(p, tile, H200).workspace_bytes == 2 * 132 * rows * 513 * 4
+    assert sorted(KERNEL.variants(p, ROW, H200)) == ["16x64", "64x64"]
+
+
 def test_scaled_rows_are_converted_by_the_warps_that_load_them() -> None:
     p = problem(heads=16, **SCALED)
     assert KERNEL.refuse(p, ROW) is None
@@ -144,7 +158,7 @@ def test_problems_are_refused_by_their_numbers() -> None:
 
 
 def test_registers_of_a_block_are_those_it_starts_with() -> None:
-    for registers in (LATENT_REGISTERS, SCALED_LATENT_REGISTERS):
+    for registers in (LATENT_REGISTERS, SCALED_LATENT_REGISTERS, FEW_LATENT_REGISTERS):
         assert sum(registers) <= 3 * 168, "168 is what 384 threads start with"
 
 

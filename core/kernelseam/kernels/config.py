@@ -150,7 +150,7 @@ TEXTS: Mapping[str, str] = {
     "ELEMENTS": "of the sum, that a block makes",
     "COLUMN_WARPS": "warps that share rows, each with a part of the columns",
     "THREADS": "threads of a block",
-    "ROWS": "rows of a warp",
+    "ROWS": "rows of a warp; of latent attention, of a tile",
     "SCORE_ROWS": "rows of a warp of scores; 0: ROWS",
     "QUERY_ROWS": "rows of dq that a warp computes in a step; 0: dq is computed elsewhere",
     "BN": "keys, or columns, of a tile",

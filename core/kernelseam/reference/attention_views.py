@@ -121,6 +121,7 @@ class Views:
     def _scaled(self, name: str, rows: Array) -> Array:
         """k or v from rows that have their scales: in float32, rounded to bfloat16."""
         s = self.problem.spec
+        assert s.row_scale_block is not None
         v, scales = s.value_dim, s.value_dim // s.row_scale_block
         to = np.empty((*rows.shape[:-1], s.head_dim if name == "k" else v), s.dtype.numpy)
         behind = rows[..., v:].view(np.uint8)

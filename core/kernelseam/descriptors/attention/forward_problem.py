@@ -125,7 +125,7 @@ def problem_of(
         q_scales=q_scales,
         precision=precision_of(options["precision"], dtype, "q, k and v"),
         latent=_latent(options["latent"], shapes["k"], d_v, strides["k"], strides["v"]),
-        row_scale_block=row_scale_block,
+        row_scale_block=row_scale_block or None,
         expression=None if expression is None else text_of(expression.structure),
     )
     problem = AttentionProblem(

@@ -81,9 +81,9 @@ class AttentionSpec(SpecNumbers):
     latent: bool = False
     """Whether v is the first columns of k, as in multi-head latent attention: at the same address,
     with the same strides. Who reads v as any other is right, too."""
-    row_scale_block: int = 0
+    row_scale_block: int | None = None
     """Columns of a latent key's values, of 8 bits, that share a scale, which lies in the key's row;
-    see ``scaled_row``. 0: rows are of ``kv`` alone."""
+    see ``scaled_row``. None: rows are of ``kv`` alone."""
     expression: str | None = None
     """The text of a score_mod and a mask_mod (``kernelseam.expressions.text``)."""
     slopes: str = SLOPES

@@ -34,19 +34,22 @@ from kernelseam.kernels.elements import (
     refuse_row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
-from kernelseam.symbolic import least, most, recorded
+from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90.attention_tiles import (
-    LATENT,
+from kernelseam_cuda.sm90.kernel import HopperKernel
+from kernelseam_cuda.sm90.latent_list import groups_of, places_of, row_tiles_of, together_of
+from kernelseam_cuda.sm90.latent_tiles import (
     FEW_LATENT_REGISTERS,
+    LATENT,
     LATENT_REGISTERS,
     SCALED_LATENT_REGISTERS,
     HopperLatentTile,
 )
-from kernelseam_cuda.sm90.kernel import HopperKernel
 
 SUPPORTED = SpecOption.causal | ANY_VIEW | SpecOption.lengths | SpecOption.row_scale_block
 """The options that the kernel has."""
+_DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in LATENT))
+"""Of keys and of values."""
 _ROW_SCALE_BLOCK = 128
 """Of FlashMLA's rows."""
 _PANEL = 64
@@ -57,13 +60,6 @@ _MERGE_WARPS = 8
 """Of a block of latent_merge.h."""
 _MERGE_BLOCKS = 2
 """For each of the two ends of a group's part, and each member."""
-_MOST_TOGETHER = 4
-"""Blocks that take the tiles of rows of an item side by side."""
-_FEWEST_TAKEN = 0.9
-"""Of the tiles of rows that blocks side by side may take: the others wait."""
-_RAGGED = 4
-"""Where the longest of packed sequences has more than so many times the queries of the mean, most
-are taken to be short."""
 
 _MATRICES = ("q", "k", "out")
 _LIST_INTS = ("batch", "kv_heads", "together", "groups")
@@ -130,13 +126,13 @@ class HopperLatent(HopperKernel):
             return "it takes values that are the first columns of the keys: latent"
         if reason := spec.refused_by(_supported(spec)):
             return reason
-        if spec.row_scale_block not in (0, _ROW_SCALE_BLOCK):
+        if spec.row_scale_block not in (None, _ROW_SCALE_BLOCK):
             block = spec.row_scale_block
             return f"row_scale_block = {block}: it takes {_ROW_SCALE_BLOCK}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if not self.tiles(spec, row):
-            dims = ", ".join(f"{t.head_dim}/{t.value_dim}" for t in LATENT)
+            dims = ", ".join(f"{d}/{d_v}" for d, d_v in _DIMS)
             return f"head dims {spec.dims}: it takes {dims}"
         if spec.kv_view != "paged" and (reason := refuse_mixed_views(spec)):
             return reason
@@ -150,7 +146,7 @@ class HopperLatent(HopperKernel):
             return "there are no queries"
         if (rows := (p.S_q + p.S_k) * p.head_group) >= INT32 // 2:
             return f"(S_q + S_k)·heads of a group = {rows}: it takes less than 2^30"
-        if (places := _places(p, self.tiles(spec, row)[0])) >= INT32:
+        if (places := places_of(p, self.tiles(spec, row)[0])) >= INT32:
             return f"{places} tiles of keys: it takes less than 2^31"
         return refuse_row_strides(
             stride_q_row=p.q_strides[2],
@@ -196,6 +192,8 @@ class HopperLatent(HopperKernel):
         producer, scores, columns = FEW_LATENT_REGISTERS if tile.few else kinds
         return {
             **_constants(spec, tile),
+            "KV": DEVICE_TYPE[spec.kv],
+            "ROW_SCALES": spec.row_scale_block or 0,
             "DQK": spec.head_dim,
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": scores,
@@ -208,7 +206,7 @@ class HopperLatent(HopperKernel):
 
     def grid(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
         """A block a multiprocessor; no more than there can be work for."""
-        return _together(problem, tile) * _groups(problem, tile, device)
+        return together_of(problem, tile) * groups_of(problem, tile, device)
 
     def config(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
@@ -256,7 +254,7 @@ class HopperLatent(HopperKernel):
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
         """Every block an equal part of all keys, which each tile of rows multiplies again."""
         p, blocks = problem, self.grid(problem, tile, device)
-        pairs = tile.rows * _row_tiles(p, tile) * p.visible / p.S_q
+        pairs = tile.rows * row_tiles_of(p, tile) * p.visible / p.S_q
         operations = 2.0 * (tile.head_dim + tile.value_dim) * pairs
         return Work(
             p.bytes_moved,
@@ -270,11 +268,10 @@ class HopperLatent(HopperKernel):
 
     def covering(self) -> Iterable[Covered]:
         """Both dtypes; pages, lengths; with and without a causal mask and an LSE."""
-        for t in LATENT:
+        for dims in _DIMS:
             paged = AttentionSpec(
                 DType.bfloat16,
-                t.head_dim,
-                t.value_dim,
+                *dims,
                 causal=True,
                 lse=True,
                 kv_view="paged",
@@ -365,8 +362,6 @@ def _supported(spec: AttentionSpec) -> SpecOption:
 def _constants(spec: AttentionSpec, tile: HopperLatentTile) -> Constants:
     return {
         "T": DEVICE_TYPE[spec.dtype],
-        "KV": DEVICE_TYPE[spec.kv],
-        "ROW_SCALES": spec.row_scale_block,
         "DV": spec.value_dim,
         **score_constants(spec),
         "Q_VIEW": VIEWS[spec.q_view],
@@ -380,56 +375,9 @@ def _constants(spec: AttentionSpec, tile: HopperLatentTile) -> Constants:
 
 
 def _list_values(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> dict[str, int]:
-    ints = (p.batch, p.kv_heads, _together(p, tile), _groups(p, tile, device))
+    ints = (p.batch, p.kv_heads, together_of(p, tile), groups_of(p, tile, device))
     extents = {"S_q": p.S_q, "S_k": p.S_k, **dict(zip(_LIST_INTS, ints, strict=True))}
     return {**extents, **divider_values("head_group", p.head_group)}
-
-
-def _row_tiles(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    """Of all entries: queries with their heads. Where they are packed, not less than there are."""
-    of_entry = divide_up(p.S_q * p.head_group, tile.rows)
-    if p.spec.q_view != "packed":
-        return p.batch * p.kv_heads * of_entry
-    # An entry ends within a tile.
-    packed = least(p.total_q * p.head_group // tile.rows + p.batch, p.batch * of_entry)
-    return p.kv_heads * packed
-
-
-def _together(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    """Tiles of rows that as many blocks take side by side, over the same keys: each key then comes
-    from memory once for all of them."""
-    return _side_by_side(
-        p.S_q * p.head_group, p.head_group, tile.rows, p.batch * p.S_q, _queries(p)
-    )
-
-
-@recorded
-def _side_by_side(longest: int, heads: int, tile_rows: int, room: int, queries: int) -> int:
-    """Of the longest entry's tiles of rows, if entries are about as long; else of a query's."""
-    rows = longest if room <= _RAGGED * queries else heads
-    tiles = divide_up(rows, tile_rows)
-    counts = range(1, _MOST_TOGETHER + 1)
-    return max(n for n in counts if tiles >= _FEWEST_TAKEN * n * divide_up(tiles, n))
-
-
-def _queries(p: AttentionProblem) -> int:
-    return p.total_q if p.spec.q_view == "packed" else p.batch * p.S_q
-
-
-def _items(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    """Not less than there are."""
-    together = _together(p, tile)
-    if p.spec.q_view != "packed":
-        rows = divide_up(p.S_q * p.head_group, tile.rows * together)
-        return p.batch * p.kv_heads * rows
-    return divide_up(_row_tiles(p, tile), together) + p.batch * p.kv_heads
-
-
-def _groups(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
-    """Of blocks that share the items; no more than there can be work for."""
-    fewest = tile.item_cost + 2
-    units = max(device.limits.compute_units // _together(p, tile), 1)
-    return least(units, most(_places(p, tile) // fewest, 1))
 
 
 def _rows(p: AttentionProblem) -> int:
@@ -461,8 +409,3 @@ def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
     whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
     whole = whole and not p.spec.row_scale_block
     return whole and apart and p.k_strides[2] > 0
-
-
-def _places(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    """Of the kernel's list, where every sequence is as long as it can be."""
-    return _items(p, tile) * (max(divide_up(p.S_k, tile.bn), 1) + tile.item_cost)
