@@ -154,6 +154,8 @@ def test_every_fast_kernel_is_in_order(kernel: Covered, tile: Any) -> None:
         # What a block's threads leave for a cluster is read by threads.
         capped += [MET_STORES] * (tile.in_cluster or not is_banded(kernel.spec))
         capped += [MET_READERS] * (kernel.spec.bias is not None)
+    # Maxima that a consumer's warps tell each other.
+    capped += [MET_STORES] * getattr(tile, "few", False)
     forward = getattr(kernel.spec, "forward", None)
     if forward is not None and forward.softcap:  # what ds is made of is stored for the warp itself
         capped += ["no proxy fence between fragments and the arrival that hands them over"]

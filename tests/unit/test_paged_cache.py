@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import DType, PagedCache
+from kernelseam.contract import Device, DeviceLimits
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.parity.running.run import Target, run_case
@@ -355,6 +356,30 @@ def test_pages_that_an_arch_does_not_convert(
     ).problem()
     assert CACHE.refuse(made, row) == f"pages are float8_e4m3fnuz: {why}"
     assert CACHE.tiles(made.spec, row) == ()
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "early"),
+    [("cuda", "sm_90a", True), ("cuda", "sm_80", False), ("rocm", "gfx942", False)],
+)
+def test_a_launch_starts_early_where_an_arch_has_that(backend: str, arch: str, early: bool) -> None:
+    toolchain = plugins().backend(backend).toolchain
+    assert toolchain is not None
+    row = toolchain.arch_row(arch)
+    device = Device(backend, 0, arch, limits=DeviceLimits(compute_units=100))
+    made = PagedCache(
+        batch=B,
+        S=SIZE,
+        kv_heads=G,
+        head_dim=D,
+        pages=PAGES,
+        page_size=SIZE,
+        dtype="float16",
+        block_table=0,
+        table_width=2,
+    ).problem()
+    config = CACHE.config(made, CACHE.tile(made, row, device), row, device)
+    assert config.programmatic is early and config.refuse(row) is None
 
 
 def test_strides_and_scales_without_their_operands() -> None:
