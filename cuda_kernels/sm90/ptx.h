@@ -64,6 +64,10 @@ KS_DEVICE void load_four_at(u32 from, int rank, float (&x)[4]) {
                : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from), "r"(rank) : "memory");
 }
 
+// Writes 16 bytes to shared memory.
+KS_DEVICE void store_four(u32 to, const u32 (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+}
 // Writes 16 bytes of zeros to shared memory.
 KS_DEVICE void store_zeros(u32 to) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(to), "r"(0) : "memory"); }
 
@@ -250,7 +254,7 @@ KS_DEVICE int shuffle(int x, int from) {
 template<class X> KS_DEVICE X shuffle_up(X x, int by) { return __shfl_up_sync(~0u, x, by); }
 template<class X> KS_DEVICE X uniform(X x) { return __shfl_sync(~0u, x, 0); }
 
-// 16 bytes, as fragments that go from one warp to another as they lie.
+// 16 bytes of fragments, from one warp to another as they lie.
 KS_DEVICE void store_fragment(u32 to, const u32 (&x)[4]) {
   asm volatile("st.shared::cta.v4.b32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
 }

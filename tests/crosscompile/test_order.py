@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
 from sm90_gradient_mutants import FOLDER  # noqa: E402
+from sm90_latent_mutants import FEW, SCALED  # noqa: E402
 from sm90_latent_mutants import KERNEL as LATENT_KERNEL  # noqa: E402
 from sm90_mutants import (  # noqa: E402
     GEMM_CONSUMER,
@@ -104,7 +105,8 @@ def order_in(text: str, tile: Any) -> list[str]:
     if isinstance(tile, HopperBackwardTile | HopperWideBackwardTile):
         return [x for x in violations(text, handed=True) if x not in GRADIENTS]
     if isinstance(tile, HopperLatentTile):
-        return violations(text, handed=True, exchanged=True)
+        converted = "e4m3x2" in text  # by threads, which fence what they store
+        return violations(text, handed=True, exchanged=True, copied=not converted)
     return violations(text, tile.out_stages, handed=isinstance(tile, HopperE4m3AttentionTile))
 
 
@@ -182,9 +184,12 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
             "cleans": "attention-bf16-128-causal-250x250",
             "gradients": "attention-bwd-bf16-128-causal",
             "transposes": "attention-f16-64-e4m3fn-q",
-            "exchanges": "attention-bf16-576v512-causal-latent-pages-64",
+            "exchanges": "attention-bf16-576v512-causal-latent",
+            "few": "attention-bf16-576v512-causal-latent-pages-64",
+            "scales": "attention-bf16-576v512-causal-scaled-rows",
         }
-        ways = {"transposes": "sm90-e4m3", "exchanges": "sm90-latent"}
+        latent = dict.fromkeys(("exchanges", "few", "scales"), "sm90-latent")
+        ways = {"transposes": "sm90-e4m3", **latent}
         implementation = ways.get(what, "sm90")
         found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, implementation)
         ((kernel, spec, tile),) = [u for u in found if u[0].multiplies]
@@ -200,6 +205,8 @@ def place(mutant: Mutant) -> str:
         VALUE_FILTER: "cleans",
         VALUE_TRANSPOSE: "transposes",
         LATENT_KERNEL: "exchanges",
+        FEW: "few",
+        SCALED: "scales",
         TF32_CONSUMER: "tf32",
     }
     folders = {FOLDER: "gradients", "sm90/gemm/": "gemm"}

@@ -61,7 +61,8 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
       registers_alloc<Config::CONSUMER_REGISTERS>();
       ScoreConsumer{both}.run(pieces);
     } else {
-      registers_alloc<Config::COLUMN_REGISTERS>();
+      if constexpr (Config::COLUMN_REGISTERS < LAUNCHED_REGISTERS) registers_dealloc<Config::COLUMN_REGISTERS>();
+      else registers_alloc<Config::COLUMN_REGISTERS>();
       ColumnConsumer{both}.run(pieces);
     }
   }

@@ -47,7 +47,7 @@ struct ScaledProducer : Producer {
     return first ^ (16 * n);
   }
   KS_DEVICE void put(int panel, int i, int n, const u32 (&x)[4]) const {
-    store_fragment(place_of(n) + panel * PANEL_BYTES + i * 32 * 128, x);
+    store_four(place_of(n) + panel * PANEL_BYTES + i * 32 * 128, x);
   }
   // Four numbers times their scale, rounded.
   static KS_DEVICE void scale_four(u32 x, float scale, u32& lo, u32& hi) {

@@ -80,6 +80,7 @@ def violations(
     handed: bool = False,
     exchanged: bool = False,
     gathered: bool = False,
+    copied: bool = True,
 ) -> list[str]:
     """What is out of order.
 
@@ -87,7 +88,7 @@ def violations(
     ``ahead``: groups of products that may still run where a new step begins. ``handed``: an
     arrival tells of what was stored to or read from shared memory, which others read or write.
     ``exchanged``: so does a meeting, of fragments that others multiply or have multiplied; factors
-    may be copied by threads; a step's scores begin in two parts; and what a warp stores right
+    may be ``copied`` by threads; a step's scores begin in two parts; and what a warp stores right
     behind a meeting of its own is for itself. ``gathered``: one thread arrives for all warps that
     read fragments, or that wait.
     """
@@ -130,7 +131,7 @@ def violations(
             met = True
             together = together or word == "cluster meeting"
         elif word == "await":
-            fenced = not exchanged
+            fenced = not (exchanged and copied)
         elif word == "fragment":
             laid, given = False, True
             rule(leaving < panels, "a panel is written while stores from it have not been read")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-KERNEL, LIST, MERGE, LOAD, SCALED = (
-    f"sm90/attention/latent{name}.h" for name in ("", "_list", "_merge", "_load", "_scaled_rows")
+KERNEL, FEW, LIST, MERGE, LOAD, SCALED = (
+    f"sm90/attention/latent_{name}.h"
+    for name in ("wide", "few", "list", "merge", "load", "scaled_rows")
 )
 CASE = "attention-bf16-576v512-causal-latent"
 TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
@@ -14,6 +15,7 @@ TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
 CHUNKS, MORE_QUERIES, HIDDEN = (
     f"{CASE}-{what}" for what in ("chunks-pages-64", "more-queries-than-keys", "nan-in-hidden-k")
 )
+PAGES_RAMP = f"{PAGES}-ramp"
 ROWS = "attention-bf16-576v512-causal-scaled-rows"
 ROWS_PAGES = "attention-bf16-576v512-scaled-rows-pages-64"
 LENGTHS, ODD_PAGES = "attention-bf16-576v512-latent-lengths", "attention-f16-576v512-latent-pages-5"
@@ -33,7 +35,7 @@ MUTANTS = (
         KERNEL,
         "mask_columns(s, {0, 0}, {rows.limit(row(0)) - first, rows.limit(row(1)) - first});",
         "",
-        LENGTHS,
+        ODD_PAGES,
         "keys behind the last have a score of 0",
     ),
     _mutant(
@@ -198,6 +200,55 @@ MUTANTS = (
         "barrier_arrive",
         ROWS_PAGES,
         "products may read what was in shared memory before rows were stored there",
-        "order: no proxy fence between rows that threads store and the products that read them",
+        "order: no proxy fence between fragments and the arrival that hands them over",
+    ),
+    _mutant(
+        "few-sums-of-a-warp",
+        FEW,
+        "for (int w = 1; w < 4; w++) join(x[i], all[w][row(i)]);",
+        "for (int w = 1; w < 4; w++) join(x[i], all[0][row(i)]);",
+        LENGTHS,
+        "all keys weigh as those of the first warp",
+    ),
+    _mutant(
+        "few-other-half-left-out",
+        FEW,
+        " + x.o[8 * n + i][thread] * other[j];",
+        ";",
+        PAGES,
+        "every other tile counts in the sum alone",
+    ),
+    _mutant(
+        "few-weights-lie-along-rows",
+        FEW,
+        "stmatrix_transposed(shared_address",
+        "stmatrix(shared_address",
+        LENGTHS,
+        "weights are those of other keys and rows",
+    ),
+    _mutant(
+        "few-not-masked",
+        FEW,
+        "s[i] = -infinity();",
+        "s[i] = s[i];",
+        LENGTHS,
+        "keys behind the last have a score of 0",
+    ),
+    _mutant(
+        "few-not-rescaled",
+        FEW,
+        "if (add && __any_sync(~0u, rises))",
+        "if (add && false)",
+        PAGES_RAMP,
+        "sums of earlier keys keep their reference",
+    ),
+    _mutant(
+        "few-weights-fence",
+        FEW,
+        "async_proxy_fence();\n    meet();",
+        "meet();",
+        LENGTHS,
+        "products may read P of the tile before",
+        "order: no proxy fence between fragments and the meeting that hands them over",
     ),
 )

@@ -107,7 +107,7 @@ def latent() -> Iterator[AttentionCase]:
     yield case(
         "bf16-576/512-causal",
         "latent-split",
-        **{**pages, "page_size": 48},
+        **{**pages, "num_heads": 20, "page_size": 48},
         S_k=3000,
         batch=1,
         kv_lengths=(2990,),
