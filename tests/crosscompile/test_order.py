@@ -186,7 +186,7 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
             "transposes": "attention-f16-64-e4m3fn-q",
             "exchanges": "attention-bf16-576v512-causal-latent",
             "few": "attention-bf16-576v512-causal-latent-pages-64",
-            "scales": "attention-bf16-576v512-causal-scaled-rows",
+            "scales": "attention-bf16-576v512-scaled-rows-pages-64",
         }
         latent = dict.fromkeys(("exchanges", "few", "scales"), "sm90-latent")
         ways = {"transposes": "sm90-e4m3", **latent}

@@ -18,7 +18,7 @@ from kernelseam_cuda.sm90.latent_tiles import (
     SCALED_LATENT_REGISTERS,
 )
 
-KERNEL, ROW, TILE = HopperLatent(), archs.row("sm_90a"), LATENT[0]
+KERNEL, ROW, TILE = HopperLatent(), archs.row("sm_90a"), LATENT[1]
 H200 = Device(
     "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
 )
@@ -111,6 +111,10 @@ SCALED = {"dtype_kv": DType.float8_e4m3fn, "row_scale_block": 128}
             "row_scale_block = 64: it takes 128",
         ),
         ({**SCALED, "kv_scales": "heads"}, "kv_scales is not supported by this kernel"),
+        (
+            {**SCALED, "heads": 16, "S_q": 2},
+            "row_scale_block with 2 queries of 16 heads: it takes one of up to 16",
+        ),
     ],
 )
 def test_keys_of_8_bits_have_flashmlas_rows(changes: dict[str, object], reason: str) -> None:
@@ -118,7 +122,7 @@ def test_keys_of_8_bits_have_flashmlas_rows(changes: dict[str, object], reason: 
 
 
 @pytest.mark.parametrize(
-    ("S_q", "heads", "rows"), [(1, 16, 16), (1, 3, 16), (2, 8, 16), (1, 17, 64), (2, 16, 64)]
+    ("S_q", "heads", "rows"), [(1, 16, 16), (1, 3, 16), (2, 8, 64), (1, 17, 64), (2, 16, 64)]
 )
 def test_few_rows_have_a_tile_of_their_own(S_q: int, heads: int, rows: int) -> None:
     p = problem(S_q=S_q, heads=heads)
@@ -127,20 +131,22 @@ def test_few_rows_have_a_tile_of_their_own(S_q: int, heads: int, rows: int) -> N
     tile = KERNEL.tile(p, ROW, H200)
     assert KERNEL.constants(p.spec, tile, ROW)["ROWS"] == rows
     assert KERNEL.launches(p, tile, H200).workspace_bytes == 2 * 132 * rows * 513 * 4
-    assert sorted(KERNEL.variants(p, ROW, H200)) == ["16x64", "64x64"]
+    assert list(KERNEL.variants(p, ROW, H200)) == ["16x64"] * (rows == 16) + ["64x64"]
 
 
 def test_scaled_rows_are_converted_by_the_warps_that_load_them() -> None:
     p = problem(heads=16, **SCALED)
     assert KERNEL.refuse(p, ROW) is None
-    constants = KERNEL.constants(p.spec, TILE, ROW)
-    assert (constants["KV"], constants["ROW_SCALES"]) == ("e4m3", 128)
-    registers = tuple(constants[f"{n}_REGISTERS"] for n in ("PRODUCER", "CONSUMER", "COLUMN"))
-    assert registers == SCALED_LATENT_REGISTERS
-    values = KERNEL.values(p, TILE, H200)
+    (tile,) = KERNEL.tiles(p.spec, ROW)
+    assert tile.few
+    for each, registers in ((TILE, SCALED_LATENT_REGISTERS), (tile, FEW_LATENT_REGISTERS)):
+        found = KERNEL.constants(p.spec, each, ROW)
+        assert (found["KV"], found["ROW_SCALES"]) == ("e4m3", 128)
+        names = (f"{n}_REGISTERS" for n in ("PRODUCER", "CONSUMER", "COLUMN"))
+        assert tuple(found[n] for n in names) == registers
+    values = KERNEL.values(p, tile, H200)
     assert values["boxes"] == 0, "TMA brings no tile that has to be converted"
-    assert values["turns"] > 0, "products bound it, with few heads too"
-    assert KERNEL.tensor_maps(p, TILE, H200)["k_map"].dtype is DType.float8_e4m3fn
+    assert KERNEL.tensor_maps(p, tile, H200)["k_map"].dtype is DType.float8_e4m3fn
     plain = KERNEL.constants(problem().spec, TILE, ROW)
     assert (plain["KV"], plain["ROW_SCALES"]) == ("bf16", 0)
 

@@ -129,3 +129,5 @@ def latent() -> Iterator[AttentionCase]:
     # The last query alone sees this key, which is a value, too.
     hidden = {"injected": (InjectedValue("k", NAN, (0, 0, 99, 3)),), "exempt": NAN_EXEMPTIONS}
     yield case("bf16-576/512-causal", "latent-nan-in-hidden-k", **{**square, "S_k": 100, **hidden})
+    few = {**one, "num_heads": 5, "S_q": 3, "S_k": 100, "batch": 1}
+    yield case("bf16-576/512-causal", "latent-few-rows-nan-in-hidden-k", **{**few, **hidden})

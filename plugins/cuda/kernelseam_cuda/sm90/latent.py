@@ -52,6 +52,8 @@ _DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in LATENT))
 """Of keys and of values."""
 _ROW_SCALE_BLOCK = 128
 """Of FlashMLA's rows."""
+_FEW = 16
+"""Heads of one query for which there is a tile of few rows."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together."""
 _STATES = 2
@@ -131,6 +133,11 @@ class HopperLatent(HopperKernel):
             return f"row_scale_block = {block}: it takes {_ROW_SCALE_BLOCK}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
+        if spec.row_scale_block and not _few(p):
+            return (
+                f"row_scale_block with {p.S_q} queries of {p.head_group} heads: it takes one of up "
+                f"to {_FEW}"
+            )
         if not self.tiles(spec, row):
             dims = ", ".join(f"{d}/{d_v}" for d, d_v in _DIMS)
             return f"head dims {spec.dims}: it takes {dims}"
@@ -146,7 +153,7 @@ class HopperLatent(HopperKernel):
             return "there are no queries"
         if (rows := (p.S_q + p.S_k) * p.head_group) >= INT32 // 2:
             return f"(S_q + S_k)·heads of a group = {rows}: it takes less than 2^30"
-        if (places := places_of(p, self.tiles(spec, row)[0])) >= INT32:
+        if (places := places_of(p, self.tiles(spec, row)[-1])) >= INT32:
             return f"{places} tiles of keys: it takes less than 2^31"
         return refuse_row_strides(
             stride_q_row=p.q_strides[2],
@@ -156,23 +163,24 @@ class HopperLatent(HopperKernel):
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperLatentTile, ...]:
         dims = spec.head_dim, spec.value_dim
-        return tuple(t for t in LATENT if (t.head_dim, t.value_dim) == dims)
+        own = (t for t in LATENT if (t.head_dim, t.value_dim) == dims)
+        return tuple(t for t in own if t.few or not spec.row_scale_block)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperLatentTile:
         """That of few rows where an entry has no more."""
         tiles = self.tiles(problem.spec, row)
-        rows = problem.S_q * problem.head_group
-        return next((t for t in tiles if t.few and rows <= t.rows), tiles[0])
+        return next(t for t in tiles if self.takes(problem, t, row, device))
 
     def takes(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
     ) -> bool:
-        return True
+        return not tile.few or _few(problem)
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperLatentTile]:
-        return {t.name: t for t in self.tiles(problem.spec, row)}
+        tiles = self.tiles(problem.spec, row)
+        return {t.name: t for t in tiles if self.takes(problem, t, row, device)}
 
     def launches(
         self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
@@ -352,6 +360,11 @@ class HopperLatentMerge(HopperKernel):
 
 
 MERGE = HopperLatentMerge()
+
+
+def _few(p: AttentionProblem) -> bool:
+    """Whether an entry has the rows of one query's few heads alone."""
+    return p.S_q == 1 and p.head_group <= _FEW
 
 
 def _supported(spec: AttentionSpec) -> SpecOption:

@@ -51,5 +51,5 @@ SCALED_LATENT_REGISTERS = 128, 216, 160
 """The same where the loading warpgroup has a tile of keys of 8 bits in registers."""
 FEW_LATENT_REGISTERS = 152, 176, 176
 """The same of a tile of few rows."""
-LATENT = (HopperLatentTile(576, 512, rate=1.15), HopperLatentTile(576, 512, rate=0.5, rows=16))
-"""The preferred first."""
+LATENT = (HopperLatentTile(576, 512, rate=0.5, rows=16), HopperLatentTile(576, 512, rate=1.15))
+"""The preferred first, where a problem has so few rows."""
