@@ -20,6 +20,7 @@ from kernelseam.contract import SourceBundle
 Command = Callable[..., tuple[int, str, str]]
 MINILM = Path(__file__).parents[2] / "examples" / "data" / "minilm_attention.npz"
 SMALL = ("--batch", "2", "--heads", "4", "--seq-len", "33", "--head-dim", "16")
+GEMM = ("gemm", "--batch", 3, "--heads", 2, "--m", 17, "--n", 9, "--k", 21)
 
 
 def parsed(answer: tuple[int, str, str], status: int = 0) -> dict[str, Any]:
@@ -224,29 +225,8 @@ def test_large_problems_are_sampled(command: Command, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("layout", [("strided",), ("pointers",), ("pointers", "--spacing", "even")])
 @pytest.mark.parametrize("transposes", [(), ("--a-transposed",), ("--b-transposed",)])
 def test_gemm(command: Command, layout: tuple[str, ...], transposes: tuple[str, ...]) -> None:
-    found = parsed(
-        command(
-            "gemm",
-            "--batch",
-            3,
-            "--heads",
-            2,
-            "--m",
-            17,
-            "--n",
-            9,
-            "--k",
-            21,
-            "--dtype",
-            "float32",
-            *transposes,
-            "--layout",
-            *layout,
-            "--verify",
-            "--time",
-            "--json",
-        )
-    )
+    more = ("--dtype", "float32", *transposes, "--layout", *layout, "--time")
+    found = parsed(command(*GEMM, *more, "--verify", "--json"))
     assert found["passed"] is True
     (run,) = found["runs"]
     assert run["verify"]["oracle"]["checked"] == 3 * 2 * 17 * 9
@@ -334,28 +314,8 @@ def test_gemm_with_an_epilogue(
 
 @pytest.mark.parametrize("layout", ["strided", "pointers"])
 def test_gemm_on_a_vendors_device(command: Command, layout: str) -> None:
-    found = parsed(
-        command(
-            "gemm",
-            "--batch",
-            3,
-            "--heads",
-            2,
-            "--m",
-            17,
-            "--n",
-            9,
-            "--k",
-            21,
-            "--layout",
-            layout,
-            "--backend",
-            "acme",
-            "--verify",
-            "--time",
-            "--json",
-        )
-    )
+    more = ("--layout", layout, "--backend", "acme", "--time")
+    found = parsed(command(*GEMM, *more, "--verify", "--json"))
     assert (found["device"], found["passed"]) == ("acme:0 (acme1)", True)
     assert (
         found["runs"][0]["implementation"] == "acme-gemm"
@@ -365,31 +325,8 @@ def test_gemm_on_a_vendors_device(command: Command, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", [("strided",), ("pointers",), ("pointers", "--spacing", "even")])
 def test_gemm_with_a_bias_and_a_residual(command: Command, layout: tuple[str, ...]) -> None:
-    found = parsed(
-        command(
-            "gemm",
-            "--batch",
-            3,
-            "--heads",
-            2,
-            "--m",
-            17,
-            "--n",
-            9,
-            "--k",
-            21,
-            "--bias",
-            "float32",
-            "--residual",
-            "bfloat16",
-            "--out-dtype",
-            "float32",
-            "--layout",
-            *layout,
-            "--verify",
-            "--json",
-        )
-    )
+    added = ("--bias", "float32", "--residual", "bfloat16", "--out-dtype", "float32")
+    found = parsed(command(*GEMM, *added, "--layout", *layout, "--verify", "--json"))
     (run,) = found["runs"]
     assert found["passed"] is True and run["launches"] == 1
     way = "pointers" if layout == ("pointers",) else "strided"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelseam import compilation
 from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import CompileError, KernelSeamError
@@ -70,11 +69,9 @@ def compiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 def test_compile(
     capsys: pytest.CaptureFixture[str],
     archs: tuple[str, str],
+    cache: Path,
     operation: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     common = (*operation, "--dtype", "float16", "--arch", archs[0], "--arch", archs[1])
     status, out, err = compiled(capsys, *common, "--json")
     assert status == 0, err
@@ -85,7 +82,7 @@ def test_compile(
         assert type(b["spills"]) is int and b["spills"] == 0 and b["scratch_bytes"] == 0
         assert b["registers"] > 16 and b["matrix_instructions"] > 0 and b["shared_bytes"] >= 0
         place = Path(b["binary"])
-        assert place.is_relative_to(tmp_path) and place.stat().st_size >= b["binary_bytes"] > 1000
+        assert place.is_relative_to(cache) and place.stat().st_size >= b["binary_bytes"] > 1000
         assert place.read_bytes()[:4] == b"\x7fELF"  # as it is for the vendors' tools
         for key, value in b.items():
             assert "spill" not in key or type(value) is int
@@ -147,43 +144,38 @@ def test_what_gradients_launch(
 def test_an_unknown_arch_is_refused_before_anything_is_compiled(
     capsys: pytest.CaptureFixture[str],
     archs: tuple[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cache: Path,
 ) -> None:
-    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     status, out, err = compiled(capsys, "gemm", "--arch", archs[0], "--arch", "sm_1")
     assert (status, out) == (2, "")
     assert err.startswith("error: --arch = sm_1: must be one of ") and archs[0] in err
-    assert not (tmp_path / "cache").exists()
+    assert not cache.exists()
 
 
 def test_a_failed_compilation_ends_with_1_and_the_source(
     capsys: pytest.CaptureFixture[str],
     archs: tuple[str, str],
-    tmp_path: Path,
+    cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from kernelseam.kernels import definition, kernel
 
-    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
     broken = kernel.shared_sources().copy()
     broken["gemm/gemm.h"] += "\n#error broken on purpose\n"
     for module in (definition, kernel):
         monkeypatch.setattr(module, "shared_sources", lambda: broken)
     status, out, err = compiled(capsys, "gemm", "--arch", archs[0])
     assert (status, out) == (1, "")
-    assert f"gemm did not compile for {archs[0]}. Source saved at {tmp_path}" in err
+    assert f"gemm did not compile for {archs[0]}. Source saved at {cache.parent}" in err
     assert "broken on purpose" in err and "Traceback" not in err
 
 
 def test_what_compiled_is_shown_beside_what_did_not(
     capsys: pytest.CaptureFixture[str],
     archs: tuple[str, str],
-    tmp_path: Path,
+    cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    compilation.forget()
     toolchain = plugins().backend("cuda" if archs[0].startswith("sm") else "rocm").toolchain
     assert toolchain is not None
     kind, compile = type(toolchain), type(toolchain).compile
@@ -211,11 +203,9 @@ def test_what_compiled_is_shown_beside_what_did_not(
 def test_a_compiler_that_is_missing_is_said_once_for_all_archs(
     capsys: pytest.CaptureFixture[str],
     archs: tuple[str, str],
-    tmp_path: Path,
+    cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(tmp_path / "cache"))
-    compilation.forget()
     toolchain = plugins().backend("cuda" if archs[0].startswith("sm") else "rocm").toolchain
 
     def missing(self: Any) -> str:

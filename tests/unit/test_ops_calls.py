@@ -341,26 +341,25 @@ def test_importing_is_cheap_and_loads_no_library_of_arrays() -> None:
     }
     loaded = run("import sys, kernelseam; print(*sys.modules)").split()
     assert "kernelseam" in loaded and heavy.isdisjoint(loaded)
-    seconds = min(
-        float(
-            run(
-                "import numpy, time; t = time.perf_counter(); import kernelseam; "
-                "print(time.perf_counter() - t)"
-            )
-        )
-        for _ in range(3)
+    code = (
+        "import numpy, time; t = time.perf_counter(); import kernelseam; "
+        "print(time.perf_counter() - t)"
     )
-    assert seconds < 0.3
+    assert any(float(run(code)) < 0.3 for _ in range(3))
 
 
 def test_a_first_call_on_tensors_imports_and_registers_little() -> None:
-    """Dynamo takes torch seconds, and is the business of those who compile; to register operators
-    takes as long as all else that is imported, and a call needs none. Where torch is asked for
-    one, it is there, and one that another thread defines is waited for."""
+    """Torch itself where a function is asked for. Dynamo takes torch seconds, and is the business
+    of those who compile; to register operators takes as long as all else that is imported, and a
+    call needs none. Where torch is asked for one, it is there, and one that another thread defines
+    is waited for."""
     pytest.importorskip("torch", reason="torch is not installed")
     code = """
-import sys, threading, time, torch
+import sys, threading, time, kernelseam.interop.torch
+print('torch' in sys.modules)
 from kernelseam.interop.torch import attention
+print('torch' in sys.modules)
+import torch
 import kernelseam.interop.transformers_attention
 x = torch.ones(1, 1, 2, 4)
 attention(x, x, x)
@@ -386,7 +385,7 @@ other.join()
 print(hasattr(ours, 'none'), ours.attention(x, x, x)[0].shape)
 """
     assert run(code).splitlines() == [
-        "False False",
+        *("False", "True", "False False"),
         "kernelseam.bmm",
         "False torch.Size([1, 1, 2, 4])",
     ]

@@ -114,10 +114,9 @@ def test_importing_loads_no_vendor_and_makes_nothing(fresh: Callable[[], dict[st
 
 
 def test_importing_is_quick(fresh: Callable[[], dict[str, Any]]) -> None:
-    """Attention's under 0.2 s of CPU time beyond NumPy's; the best of a few, for the machine may be
-    busy."""
-    best = min(fresh()["seconds"] for _ in range(5))
-    assert best < 0.2
+    """Attention's under 0.2 s of CPU time beyond NumPy's; in one of a few, for the machine may
+    be busy."""
+    assert any(fresh()["seconds"] < 0.2 for _ in range(5))
 
 
 def test_an_operation_imports_no_other_ones_descriptors(
