@@ -4,7 +4,7 @@ plugin's own."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kernelseam.contract import (
@@ -16,7 +16,7 @@ from kernelseam.contract import (
     Launches,
     TensorMap,
 )
-from kernelseam.costs import Work
+from kernelseam.costs import Work, predicted
 from kernelseam.kernels.config import TEXTS, Constants
 from kernelseam.kernels.signature import Signature
 from kernelseam.kernels.sources import shared_sources
@@ -105,3 +105,22 @@ class KernelDefinition(Composition):
     @abstractmethod
     def work(self, problem: Any, tile: Any, device: Device) -> Work:
         """The work of its launch, for predicting its time."""
+
+
+class OfferingDefinition(KernelDefinition):
+    """A kernel with several tiles for a problem, of which it has the one with the least predicted
+    time."""
+
+    @abstractmethod
+    def offered(self, problem: Any, row: ArchRow) -> Sequence[Any]:
+        """The tiles that take a problem."""
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
+        return min(
+            self.offered(problem, row),
+            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
+        )
+
+    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
+        """Every tile that takes a problem, by name, that of ``tile`` first."""
+        return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem, row))}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
-from kernelseam.costs import Work, predicted
+from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES, INTERLEAVED
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -105,7 +105,7 @@ NOT_GROUPED: Constants = {"GROUPED": 0, "GATHERED": False, "SCATTERED": False, "
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
 
 
-class GemmDefinition(KernelDefinition):
+class GemmDefinition(OfferingDefinition):
     """One grid over the tiles of C of all matrices of a batch."""
 
     operation = "gemm"
@@ -175,13 +175,6 @@ class GemmDefinition(KernelDefinition):
             and takes_reductions(spec, t)
         )
 
-    def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemmTile:
-        """The tile with the least predicted time."""
-        return min(
-            self.offered(problem, row),
-            key=lambda t: predicted(gemm_work(problem, t, device), row.costs, device.limits),
-        )
-
     def takes(self, problem: GemmProblem, tile: GemmTile, row: ArchRow, device: Device) -> bool:
         return tile.count(problem) < INT32
 
@@ -191,10 +184,6 @@ class GemmDefinition(KernelDefinition):
         able = tuple(t for t in self.tiles(problem.spec, row) if t.count(problem) < INT32)
         apt = tuple(t for t in able if t.teams == 1 or t.count(problem) <= 2 * problem.results)
         return apt or able
-
-    def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemmTile]:
-        """Every tile that takes a problem, by name, that of ``tile`` first."""
-        return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem, row))}
 
     def work(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Work:
         return gemm_work(problem, tile, device)

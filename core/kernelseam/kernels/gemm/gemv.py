@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
-from kernelseam.costs import Work, predicted
+from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     divide_up,
@@ -122,7 +122,7 @@ def _tiles(spec: GemmSpec, row: ArchRow, vectors: int, of_a: bool) -> Iterator[G
             yield replace(tile, vectors=vectors, of_a=of_a, ahead=ahead)
 
 
-class GemvDefinition(KernelDefinition):
+class GemvDefinition(OfferingDefinition):
     """Every block reads rows of W once, for all vectors."""
 
     operation, name = "gemm", "gemv"
@@ -157,21 +157,10 @@ class GemvDefinition(KernelDefinition):
         those of another spec."""
         return tuple(t for v in (1, MOST_VECTORS) for t in _tiles(spec, row, v, False))
 
-    def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> GemvTile:
-        """The one with the least predicted time."""
-        return min(
-            self._offered(problem, row),
-            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
-        )
-
     def takes(self, problem: GemmProblem, tile: GemvTile, row: ArchRow, device: Device) -> bool:
-        return tile in self._offered(problem, row)
+        return tile in self.offered(problem, row)
 
-    def variants(self, problem: GemmProblem, row: ArchRow, device: Device) -> dict[str, GemvTile]:
-        tiles = (self.tile(problem, row, device), *self._offered(problem, row))
-        return {t.name: t for t in tiles}
-
-    def _offered(self, problem: GemmProblem, row: ArchRow) -> list[GemvTile]:
+    def offered(self, problem: GemmProblem, row: ArchRow) -> list[GemvTile]:
         """Those of the shorter side's fewest vectors."""
         few, of_a = min((problem.M, False), (problem.N, True))
         vectors = 1 << max(few - 1, 0).bit_length()

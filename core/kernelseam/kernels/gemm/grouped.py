@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device
-from kernelseam.costs import Work, predicted
+from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.grouped_problem import (
     AXES,
     INDICES,
@@ -16,7 +16,7 @@ from kernelseam.descriptors.gemm.grouped_problem import (
     GroupedGemmSpec,
 )
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.definition import KernelDefinition
+from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import INT32, divide_up, refuse_row_strides
 from kernelseam.kernels.gemm.cost import gemm_work
 from kernelseam.kernels.gemm.epilogue import grouped_epilogue_values
@@ -76,7 +76,7 @@ def with_registers_left(tiles: Iterable[GemmTile], row: ArchRow) -> tuple[GemmTi
     )
 
 
-class OverGroups(KernelDefinition):
+class OverGroups(OfferingDefinition):
     """gemm.h over groups, whose tiles are those of the GEMM for one block."""
 
     entry = _GEMM.entry
@@ -111,18 +111,8 @@ class OverGroups(KernelDefinition):
     def takes(self, problem: Any, tile: GemmTile, row: ArchRow, device: Device) -> bool:
         return self.count(problem, tile) < INT32
 
-    def tile(self, problem: Any, row: ArchRow, device: Device) -> GemmTile:
-        """The one with the least predicted time for groups of one size."""
-        return min(
-            self.offered(problem, row),
-            key=lambda t: predicted(gemm_work(problem.even, t, device), row.costs, device.limits),
-        )
-
-    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, GemmTile]:
-        tiles = (self.tile(problem, row, device), *self.offered(problem, row))
-        return {t.name: t for t in tiles}
-
     def work(self, problem: Any, tile: GemmTile, device: Device) -> Work:
+        """As for groups of one size."""
         return gemm_work(problem.even, tile, device)
 
     def grid(self, problem: Any, tile: GemmTile, device: Device) -> int:

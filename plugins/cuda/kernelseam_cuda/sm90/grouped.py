@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
-from kernelseam.costs import Work, predicted
+from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.grouped_problem import (
     INDICES,
     GroupedGemmProblem,
@@ -18,6 +18,7 @@ from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import divide_up, divider_values, refuse_row_strides
 from kernelseam.kernels.gemm.grouped import (
     group_constants,
@@ -62,17 +63,13 @@ _GATHERED = Structure((("a_row", "i32"), ("K", "i32")), ("a_row", "K"))
 _GEMM = HopperGemm()
 
 
-class HopperGroups(HopperKernel):
+class HopperGroups(HopperKernel, OfferingDefinition):
     """Products of groups by the persistent blocks of the GEMM."""
 
     name = "sm90"
     entry = _GEMM.entry
     source = _GEMM.source
     multiplies = True
-
-    @abstractmethod
-    def offered(self, p: Any) -> tuple[HopperGemmTile, ...]:
-        """Tiles that take a problem."""
 
     @abstractmethod
     def count(self, p: Any, tile: HopperGemmTile) -> int:
@@ -90,17 +87,6 @@ class HopperGroups(HopperKernel):
 
     def takes(self, problem: Any, tile: HopperGemmTile, row: ArchRow, device: Device) -> bool:
         return self.stores(problem, tile)
-
-    def tile(self, problem: Any, row: ArchRow, device: Device) -> HopperGemmTile:
-        """The one with the least predicted time."""
-        return min(
-            self.offered(problem),
-            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
-        )
-
-    def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, HopperGemmTile]:
-        tiles = (self.tile(problem, row, device), *self.offered(problem))
-        return {t.name: t for t in tiles}
 
     def grid(self, problem: Any, tile: HopperGemmTile, device: Device) -> int:
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
@@ -156,10 +142,12 @@ class HopperGroupedGemm(HopperGroups):
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
 
-    def offered(self, p: GroupedGemmProblem) -> tuple[HopperGemmTile, ...]:
+    def offered(
+        self, problem: GroupedGemmProblem, row: ArchRow | None = None
+    ) -> tuple[HopperGemmTile, ...]:
         """Tiles that take a problem. Where C is most of what is moved, its stores leave the L2
         cache to A and B, as in the batched product."""
-        c_first = mostly_c(p.even)
+        p, c_first = problem, mostly_c(problem.even)
         return tuple(
             replace(t, c_first=c_first and t.store == "tma")
             for t in _tiles_of(p.spec)

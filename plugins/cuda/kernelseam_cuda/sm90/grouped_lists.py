@@ -143,8 +143,10 @@ class HopperListedGemm(HopperGroups):
         turns = product.dtype_c.itemsize == 2 and not product.a_transposed
         return GROUPED + ((GROUPED_PING_PONG,) if turns else ())
 
-    def offered(self, p: GroupedGemmPointersProblem) -> tuple[HopperGemmTile, ...]:
-        return tuple(t for t in self.tiles(p.spec, None) if self.stores(p, t))  # type: ignore[arg-type]
+    def offered(
+        self, problem: GroupedGemmPointersProblem, row: Any = None
+    ) -> tuple[HopperGemmTile, ...]:
+        return tuple(t for t in self.tiles(problem.spec, row) if self.stores(problem, t))
 
     def count(self, p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> int:
         return p.tiles(tile.bm * tile.cluster, tile.bn)

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
-from kernelseam.costs import Work, predicted
+from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     TF32_PRODUCTS,
@@ -53,7 +54,7 @@ def turned(spec: GemmSpec) -> bool:
     return not spec.b_transposed
 
 
-class HopperTf32Gemm(HopperKernel):
+class HopperTf32Gemm(HopperKernel, OfferingDefinition):
     """float32 products by one or three products of TF32; persistent blocks."""
 
     operation = "gemm"
@@ -80,7 +81,7 @@ class HopperTf32Gemm(HopperKernel):
                 return f"rows of {name} at multiples of {vector} bytes: TMA takes multiples of 16"
         if reason := refuse_extents(p):
             return reason
-        if not self._offered(p, row):
+        if not self.offered(p, row):
             return f"it needs {MAX_TILES} tiles or more"
         return refuse_row_strides(
             stride_a_row=p.a_strides[2],
@@ -92,26 +93,14 @@ class HopperTf32Gemm(HopperKernel):
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
         return tuple(replace(t, turned=turned(spec)) for t in TF32 if t.precision == spec.precision)
 
-    def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperTf32Tile:
-        """The tile that should take the least time."""
-        return min(
-            self._offered(problem, row),
-            key=lambda t: predicted(self.work(problem, t, device), row.costs, device.limits),
-        )
-
     def takes(
         self, problem: GemmProblem, tile: HopperTf32Tile, row: ArchRow, device: Device
     ) -> bool:
         return tile_count(problem, tile) < MAX_TILES
 
-    def _offered(self, p: GemmProblem, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
-        return tuple(t for t in self.tiles(p.spec, row) if tile_count(p, t) < MAX_TILES)
-
-    def variants(
-        self, problem: GemmProblem, row: ArchRow, device: Device
-    ) -> dict[str, HopperTf32Tile]:
-        offered = self._offered(problem, row)
-        return {t.name: t for t in (self.tile(problem, row, device), *offered)}
+    def offered(self, problem: GemmProblem, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
+        tiles = self.tiles(problem.spec, row)
+        return tuple(t for t in tiles if tile_count(problem, t) < MAX_TILES)
 
     def launches(self, problem: GemmProblem, tile: HopperTf32Tile, device: Device) -> Launches:
         if problem.spec.view != "pointers":
