@@ -241,6 +241,12 @@ KS_DEVICE void ldmatrix(u32 from, u32 (&x)[4]) {
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
 
+// The same, each matrix transposed: lane l has of column l / 4 the rows l % 4 · 2 and the next.
+KS_DEVICE void ldmatrix_transposed(u32 from, u32 (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+
 // What lane `from` has of x; every lane must ask.
 KS_DEVICE int shuffle(int x, int from) {
   int y;

@@ -34,11 +34,9 @@ except CompileError as e:
 
 from kernelseam_cuda.sm90 import HopperGemm, HopperTf32Gemm  # noqa: E402
 from kernelseam_cuda.sm90.attention_blocks import is_banded  # noqa: E402
+from kernelseam_cuda.sm90.attention_bwd_tiles import HopperBackwardTile, HopperWideBackwardTile  # noqa: E402
 from kernelseam_cuda.sm90.attention_e4m3_tiles import HopperE4m3AttentionTile  # noqa: E402
-from kernelseam_cuda.sm90.attention_tiles import (  # noqa: E402
-    HopperBackwardTile,
-    HopperWideBackwardTile,
-)
+from kernelseam_cuda.sm90.attention_score_gradient import ScoreGradientTile  # noqa: E402
 from kernelseam_cuda.sm90.grouped import HopperGroupedGemm  # noqa: E402
 from kernelseam_cuda.sm90.latent_tiles import HopperLatentTile  # noqa: E402
 from kernelseam_cuda.sm90.tiles import GEMM, GROUPED, HopperGemmTile, HopperTf32Tile  # noqa: E402
@@ -104,6 +102,8 @@ def order_in(text: str, tile: Any) -> list[str]:
         return violations(text, ahead=1, handed=True)
     if isinstance(tile, HopperBackwardTile | HopperWideBackwardTile):
         return [x for x in violations(text, handed=True) if x not in GRADIENTS]
+    if isinstance(tile, ScoreGradientTile):
+        return violations(text)
     if isinstance(tile, HopperLatentTile):
         converted = "e4m3x2" in text  # by threads, which fence what they store
         return violations(text, handed=True, exchanged=True, copied=not converted)

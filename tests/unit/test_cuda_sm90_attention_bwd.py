@@ -13,8 +13,8 @@ from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_bwd_rows import QUERY_GRADIENT, ROW_VALUES, WIDTHS
+from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD, BACKWARD_REGISTERS
 from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
-from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD, BACKWARD_REGISTERS
 
 KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
 H200 = Device(
@@ -45,8 +45,15 @@ def problem(
         ({"dtype_out": DType.float32}, "dtype_out is not supported by this kernel"),
         ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 256"),
         ({"head_dim": 64, "value_dim": 264}, "head dims 64/264: it takes multiples of 8 up to 256"),
-        ({"mask": True, "prefix": True}, "mask, prefix are not supported by this kernel"),
-        ({"bias": DType.float16, "alibi": True}, "alibi, bias are not supported by this kernel"),
+        ({"mask": True, "prefix": True}, "prefix is not supported by this kernel"),
+        (
+            {"bias": DType.float16, "head_dim": 136, "value_dim": 128},
+            "scores or masks by element of head dims 136/128: it takes up to 128",
+        ),
+        (
+            {"alibi": True, "q_view": "packed", "kv_view": "packed"},
+            "scores or masks by element of packed sequences",
+        ),
         (
             {"q_view": "packed"},
             "queries packed with keys strided: it takes both strided or both packed",

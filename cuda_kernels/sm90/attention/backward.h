@@ -19,6 +19,9 @@
 // (IN_ORDER) a semaphore orders the tiles that add to the same piece; threads beside the loading one wait for it: dq_semaphore.h. Tiles are
 // taken in that order, so a tile that is waited for has begun. Extra memory: sums.h.
 //
+// Biases, masks in memory, ALiBi and score_mods are computed by element, in place of a step's products: elements.h. What a bias takes is
+// made by a launch of its own: score_gradient.h.
+//
 // p is rounded to 16 bits before ds is made of it: 16 registers fewer. Rows beyond a sequence's end are set to zero where other
 // data may lie there, so that no NaN of theirs counts.
 //
@@ -35,14 +38,14 @@
 KS_KERNEL(THREADS, 1)
 attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_map, KS_ARGUMENT TensorMap k_map,
                         KS_ARGUMENT TensorMap v_map, KS_ARGUMENT TensorMap dk_map, KS_ARGUMENT TensorMap dv_map,
-                        KS_ARGUMENT Operands operands, KS_ARGUMENT Sequences sequences, KS_ARGUMENT TileCount count, int left,
-                        int right, float scale, float scale_log2, float cap, float cap_inverse) {
+                        KS_ARGUMENT Operands operands, KS_ARGUMENT Sequences sequences, KS_ARGUMENT TileCount count,
+                        KS_ARGUMENT ScoreArguments score, float scale) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
   const Rings rings{{shared_address(storage.k_ring)}, {shared_address(storage.v_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
                     {shared_address(storage.ds_ring)}, {shared_address(storage.semaphores)}};
-  const Band band{left, right};
+  const Band band{score.left, score.right};
 
   if (thread_index() == 0) {
     rings.k.init(CONSUMERS / WARP + GROUPS * Config::IN_ORDER);
@@ -65,7 +68,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
       DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, operands.semaphores + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
-    const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, group, warp, lane()};
+    const Consumer consumer{storage, maps, rings, operands, sequences, count, score, band, scale, group, warp, lane()};
     constexpr int FIRST = piece_columns(0), SECOND = piece_columns(PANELS - 1);
     if (FIRST == SECOND || group == 0) consumer.run<FIRST>();
     else consumer.run<SECOND>();

@@ -34,15 +34,15 @@
 KS_KERNEL(THREADS, 1)
 attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_map, KS_ARGUMENT TensorMap k_map,
                              KS_ARGUMENT TensorMap v_map, KS_ARGUMENT TensorMap dk_map, KS_ARGUMENT TensorMap dv_map,
-                             KS_ARGUMENT Operands operands, KS_ARGUMENT Sequences sequences, KS_ARGUMENT TileCount count, int left,
-                             int right, float scale, float scale_log2, float cap, float cap_inverse) {
+                             KS_ARGUMENT Operands operands, KS_ARGUMENT Sequences sequences, KS_ARGUMENT TileCount count,
+                             KS_ARGUMENT ScoreArguments score, float scale) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
   const Rings rings{{shared_address(storage.kv_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
                     {shared_address(storage.ds_ring)}, {shared_address(storage.p_ring)}, {shared_address(storage.tile_ring)},
                     {shared_address(storage.semaphores)}};
-  const Band band{left, right};
+  const Band band{score.left, score.right};
   const int rank = cluster_rank();
 
   if (thread_index() == 0) {
@@ -68,7 +68,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
       DqSemaphore<KEYS, 1>{storage.work_tiles, rings.kv, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, operands.semaphores + rank * GROUPS + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
-    const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, scale_log2, cap, cap_inverse, rank,
+    const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, score.scale_log2, score.cap, score.cap_inverse, rank,
                             group, warp, lane()};
     constexpr int LAST = piece_columns(PIECES - 1), FOURTH = PIECES == CLUSTER * GROUPS ? LAST : 0, THIRD = FOURTH ? 64 : LAST;
     if (group == 0 && (THIRD == 64 || rank == 0)) consumer.run<true, 64>();

@@ -10,7 +10,9 @@ PRODUCER, CONSUMER, SEMAPHORE, SUMS, ROWS = (
     f"{FOLDER}{name}.h" for name in ("producer", "consumer", "dq_semaphore", "sums", "row_values")
 )
 DQ, WIDE_CONSUMER = f"{FOLDER}query_gradient.h", f"{FOLDER}wide/consumer.h"
-MAIN = "sm90/attention/backward.h"
+MAIN, SCORES = "sm90/attention/backward.h", "sm90/attention/score_gradient.h"
+ELEMENTS = f"{FOLDER}elements.h"
+BIAS, MASK = "attention-bwd-bf16-128-many-tiles-bias", "attention-bwd-f16-64-causal-many-tiles-mask"
 MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
 SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
 MARGIN = "attention-bwd-f16-64-causal-sequences-margin-gqa"
@@ -186,6 +188,63 @@ MUTANTS = (
         "own",
         WIDE,
         "the queries' second half meets the keys' first",
+    ),
+    # ---- scores by element, and their gradient
+    _mutant(
+        "last-entry-alone",
+        SCORES,
+        "sums[i] += s[i] == 0.f",
+        "sums[i] = s[i] == 0.f",
+        BIAS,
+        "of the entries that share a bias the last one counts",
+    ),
+    _mutant(
+        "queries-of-the-first-entry",
+        SCORES,
+        "tile.row, step.head, step.entry);",
+        "tile.row, step.head, tile.entry);",
+        BIAS,
+        "an entry is counted twice, and another is left out",
+    ),
+    _mutant(
+        "sign-of-delta",
+        SCORES,
+        "(dp[i] - delta[i / 2 % 2])",
+        "(dp[i] + delta[i / 2 % 2])",
+        BIAS,
+        "a bias's gradient has the wrong sign of what every row subtracts",
+    ),
+    _mutant(
+        "bias-of-the-first-head",
+        ELEMENTS,
+        "StagedPlane<Bias>{planes}.copy(x.base + w.batch * x.batch + head * x.head,",
+        "StagedPlane<Bias>{planes}.copy(x.base + w.batch * x.batch,",
+        BIAS,
+        "all heads have the first one's bias",
+    ),
+    _mutant(
+        "bias-of-the-first-of-a-group",
+        CONSUMER,
+        "if constexpr (BY_ELEMENT) elements.head++;",
+        "",
+        "attention-bwd-f16-64-causal-bias-f32-gqa",
+        "heads that share keys share a bias",
+    ),
+    _mutant(
+        "keys-for-queries",
+        ELEMENTS,
+        "place(lane / 16 * 8 + lane % 8, lane / 8 % 2)",
+        "place(lane / 8 % 2 * 8 + lane % 8, lane / 16)",
+        BIAS,
+        "eight keys of a bias take the place of eight queries",
+    ),
+    _mutant(
+        "mask-not-applied",
+        ELEMENTS,
+        "if (!visible) x = -infinity();",
+        "",
+        MASK,
+        "hidden pairs have weights",
     ),
     # ---- fences
     _mutant(

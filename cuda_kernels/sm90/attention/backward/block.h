@@ -2,6 +2,7 @@
 #pragma once
 #include "sm90/attention/backward/tiles.h"
 #include "sm90/attention/backward/dq_semaphore.h"
+#include "sm90/attention/backward/elements.h"
 #include "sm90/attention/softmax.h"
 
 typedef Config::T T;
@@ -23,6 +24,9 @@ constexpr bool SKIPS = Config::CAUSAL && !Config::WINDOW && STEP == 64 && O_STAG
 // queries a step registers are too few, and it was 1 to 8 % slower.
 constexpr bool AHEAD = STEP == 64;
 
+// Of a warp's 16 keys and a step's queries, a bias and a mask: elements.h.
+constexpr int PLANE_BYTES = 16 * STEP * (BIAS_BYTES + Config::MASK);
+
 constexpr int WORK_SLOTS = 2 * KV_STAGES;  // work_slot
 
 struct alignas(1024) SharedStorage {
@@ -34,6 +38,7 @@ struct alignas(1024) SharedStorage {
   int walk[2];
   u64 k_ring[2 * KV_STAGES], v_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES];
   DqSemaphoreSlot semaphores[GROUPS];
+  alignas(16) char planes[max_of(CONSUMERS / WARP * PLANE_BYTES, 16)];
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 

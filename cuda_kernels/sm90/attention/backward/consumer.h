@@ -10,8 +10,9 @@ struct Consumer {
   const Operands& a;
   const Sequences& sequences;
   const TileCount& count;
+  const ScoreArguments& score;
   Band band;
-  float scale, scale_log2, cap, cap_inverse;
+  float scale;
   int group, warp, thread_lane;
 
   template<int ROWS, int COLUMNS> KS_DEVICE void zero(char* tile, int from) const {
@@ -35,7 +36,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
   // Where ds is written next. With two stages that is where ds of the step before the last written lies, with its parity.
   PipelineState<DS_STAGES> ds_out{0, 1};
   const int lane = thread_lane;
-  const float c = Config::SOFTCAP ? cap : scale_log2;
+  const float c = Config::SOFTCAP ? score.cap : score.scale_log2;
 
   const u64 q_k_major = whole(descriptor_k_major(shared_address(storage.q)));
   const u64 q_mn_major = whole(descriptor_mn_major(shared_address(storage.q), STEP * 128));
@@ -83,6 +84,13 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       const bool skips = SKIPS && way > 0 && w.steps > 1 && begin * STEP + STEP <= key0 - shift;
       bool first = !skips;    // whether no ds has been written
       float s[STEP / 2];
+      Elements elements{score, shared_address(storage.planes) + (group * 4 + warp) * PLANE_BYTES, w, w.kv_head * count.head_group, key0 + warp * 16, lane};
+      auto next_queries = [&] {
+        if ((m += way) == end) {
+          m = begin;
+          if constexpr (BY_ELEMENT) elements.head++;
+        }
+      };
 
       Pair lse[AHEAD ? STEP / 8 : 1];  // of s's queries
       auto load_lse = [&] {
@@ -140,27 +148,41 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         constexpr bool LAST = decltype(last)::value;
         float dp[STEP / 2];
         u32 p[STEP / 4], ds[STEP / 4];
-        // Under a softcap, p · (1 − tanh²), rounded: in shared memory where this warp's ds will be, as registers are few.
+        // Where scores are no multiples of products, p times their slope (under a softcap 1 − tanh²), rounded: in shared memory where this warp's ds will be, as registers are few.
+        constexpr bool SLOPED = Scores::HAS_SLOPE;
         char* const sloped = storage.ds[ds_out.stage][group] + warp * 16 * 128 + lane * 8;
         const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * O_BYTES);
         // p, rounded, while dk of the last step is multiplied
         const int ahead = m * STEP - (key0 - shift);  // of the diagonal of the consumer's first key
+        if constexpr (SLOPED) rings.ds.wait_empty(ds_out);
         if constexpr (Config::SOFTCAP) {
-          rings.ds.wait_empty(ds_out);
 #pragma unroll
-          for (int i = 0; i < STEP / 2; i++) s[i] = tanh_large(s[i] * cap_inverse);
+          for (int i = 0; i < STEP / 2; i++) s[i] = tanh_large(s[i] * score.cap_inverse);
         }
-        if (some_hidden(band, ahead, tail)) mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
+        Elements::Slopes slopes;
+        if constexpr (BY_ELEMENT) {
+          elements.apply(s, slopes, m * STEP);
+          if (some_hidden(band, ahead, tail) || m * STEP + STEP > w.S_q) elements.hide(s, band, key0, ahead, m * STEP);
+          if (!LAST) next_queries(), elements.fetch(m * STEP);
+        } else if (some_hidden(band, ahead, tail)) {
+          mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
+        }
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
           const Pair own = AHEAD ? lse[i] : load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);
           float x[4];
 #pragma unroll
-          for (int e = 0; e < 4; e++) x[e] = exp2_fast(fmaf(s[4 * i + e], c, e % 2 ? own.y : own.x));
+          for (int e = 0; e < 4; e++) {
+            const float log = e % 2 ? own.y : own.x;
+            x[e] = exp2_fast(BY_ELEMENT ? s[4 * i + e] + log : fmaf(s[4 * i + e], c, log));
+          }
           p[2 * i] = pack2(x[0], x[1], T()), p[2 * i + 1] = pack2(x[2], x[3], T());
-          if constexpr (Config::SOFTCAP) {
+          if constexpr (SLOPED) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) x[e] *= fmaf(-s[4 * i + e], s[4 * i + e], 1.f);
+            for (int e = 0; e < 4; e++) {
+              if constexpr (BY_ELEMENT) x[e] = x[e] == 0.f ? 0.f : x[e] * slopes.of(4 * i + e);
+              else x[e] *= fmaf(-s[4 * i + e], s[4 * i + e], 1.f);
+            }
             *(uint2*)(sloped + i / 8 * 8192 + i % 8 * 256) = uint2{pack2(x[0], x[1], T()), pack2(x[2], x[3], T())};
           }
         }
@@ -187,7 +209,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         for (int i = 0; i < STEP / 8; i++) {
           const Pair own = AHEAD ? delta[i] : load_pair(lse_rows + DELTA + o().stage * ROW_BYTES + i * 32);
           uint2 weights{p[2 * i], p[2 * i + 1]};
-          if (Config::SOFTCAP) weights = *(const uint2*)(sloped + i / 8 * 8192 + i % 8 * 256);
+          if (SLOPED) weights = *(const uint2*)(sloped + i / 8 * 8192 + i % 8 * 256);
           float x[4];
 #pragma unroll
           for (int e = 0; e < 4; e++) {
@@ -196,7 +218,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           }
           ds[2 * i] = pack2(x[0], x[1], T()), ds[2 * i + 1] = pack2(x[2], x[3], T());
         }
-        if (Config::SOFTCAP) warp_barrier();
+        if (SLOPED) warp_barrier();
         else rings.ds.wait_empty(ds_out);
         hand_over(ds);
         wgmma_wait<0>();
@@ -204,7 +226,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         if (lane == 0) barrier_arrive(rings.dout.empty(o()));
         own_o.advance();
         q.advance();
-        if ((m += way) == end) m = begin;
+        if (!BY_ELEMENT) next_queries();
         pin(dk);
         float dq[COLUMNS / 2];
         if (!first) rings.ds.wait_full(ds_out);
@@ -227,8 +249,9 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         const u32 nothing[STEP / 4] = {};
         hand_over(nothing);
         q.advance();
-        if ((m += way) == end) m = begin;
+        next_queries();
       }
+      elements.fetch(m * STEP);
       start_s();
       if (skips) {  // dout of that step was asked for before q of this one
         if (lane == 0) barrier_arrive(rings.dout.empty({last_stage(), 0}));

@@ -25,12 +25,14 @@ from kernelseam.kernels.attention.row_kernels import (
     SinkProblem,
     SinkSpec,
 )
+from kernelseam.kernels.attention.scores import SCORES, with_expression
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
+from kernelseam_cuda.sm90 import attention_score_gradient as score_gradient
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
@@ -41,17 +43,13 @@ from kernelseam_cuda.sm90.attention_bwd_rows import (
     BLOCKS,
     QUERY_GRADIENT,
     ROW_VALUES,
-    SCALES,
     WIDTHS,
     WORKSPACE,
     HopperBackwardKernel,
     tiles_of,
 )
+from kernelseam_cuda.sm90.attention_bwd_tiles import BACKWARD_REGISTERS, HopperWideBackwardTile
 from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
-from kernelseam_cuda.sm90.attention_tiles import (
-    BACKWARD_REGISTERS,
-    HopperWideBackwardTile,
-)
 from kernelseam_cuda.sm90.tiles import promotion
 
 _CONSUMERS = 2
@@ -93,9 +91,8 @@ _SIGNATURE = Signature(
         ),
         ("sequences", SEQUENCES),
         ("count", Structure((*((n, "i32") for n in _TILE_COUNT), ("blocks", BLOCKS)))),
-        ("left", "i32"),
-        ("right", "i32"),
-        *((f, "f32") for f in SCALES),
+        ("score", SCORES),
+        ("scale", "f32"),
     )
 )
 
@@ -139,6 +136,8 @@ class HopperAttentionBwd(HopperBackwardKernel):
             Launch(self.main(tile), problem, tile, {**workspace, "counter": 0}),
             Launch(QUERY_GRADIENT, problem, tile, sums),
         ]
+        of_scores, size = score_gradient.steps(problem, tile.step, workspace, size)
+        steps += of_scores
         if problem.spec.sink_gradient:
             packed = spec.q_view == "packed"
             if packed:  # the sums' blocks are the sequences': their rows are laid out anew
@@ -181,7 +180,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
         return {"KV_STAGES": tile.kv_stages}
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
-        return _SIGNATURE
+        return with_expression(_SIGNATURE, spec.forward)
 
     def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
         clusters = max(device.limits.compute_units // tile.cluster, 1)
@@ -261,6 +260,18 @@ class HopperAttentionBwd(HopperBackwardKernel):
             for small in (ROW_VALUES, QUERY_GRADIENT):
                 yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True)))
                 yield Covered(small, AttentionBwdSpec(packed))
+        for elements, gradient, often in (
+            (AttentionSpec(bf16, 128, 128, lse=True, bias=bf16), True, True),
+            (AttentionSpec(f16, 64, 64, True, True, bias=f16), True, False),
+            (AttentionSpec(bf16, 128, 128, True, True, bias=DType.float32), True, False),
+            (AttentionSpec(bf16, 128, 128, lse=True, mask=True), False, True),
+            (AttentionSpec(f16, 64, 64, lse=True, mask=True, bias=f16), True, False),
+            (AttentionSpec(bf16, 128, 128, True, True, alibi=True), False, False),
+        ):
+            of_bias = AttentionBwdSpec(elements, bias_gradient=gradient)
+            yield Covered(self, of_bias, often=often)
+            if gradient:
+                yield Covered(score_gradient.SCORE_GRADIENT, of_bias, often=often)
 
 
 class HopperWideAttentionBwd(HopperAttentionBwd):

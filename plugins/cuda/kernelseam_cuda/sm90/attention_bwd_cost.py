@@ -9,7 +9,8 @@ from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.elements import divide_up
 
-from kernelseam_cuda.sm90.attention_tiles import HopperBackwardTile, HopperWideBackwardTile
+from kernelseam_cuda.sm90.attention_blocks import by_element
+from kernelseam_cuda.sm90.attention_bwd_tiles import HopperBackwardTile, HopperWideBackwardTile
 
 BackwardTile = HopperBackwardTile | HopperWideBackwardTile
 _SECTION_TILES = 128
@@ -19,6 +20,9 @@ other: 2 % (H100)."""
 _NARROW_BELOW, _NARROW_BYTES = 1536, 16 << 20
 """Where a query sees fewer keys on average, its tiles' time no longer hides that what they meet
 is loaded anew, and narrow sections take up to 19 % less time (H100)."""
+
+_ELEMENT_RATE = 0.8
+"""Of the loop's rate that scores and masks by element leave."""
 
 
 def sees_fewer(p: AttentionProblem, keys: int) -> bool:
@@ -84,12 +88,15 @@ def gradient_work(problem: AttentionBwdProblem, tile: BackwardTile) -> Work:
     longest = float(divide_up(p.S_q, tile.step) * tile.step * p.head_group)
     columns, value_columns = tile.columns(p.spec)
     operations = 2.0 * tile.keys * (3 * columns + 2 * value_columns)
+    rate = tile.rate_in_order if tile.in_order else tile.rate
+    if by_element(p.spec):
+        rate *= _ELEMENT_RATE
     return Work(
         problem.bytes_moved,
         tile_count(problem, tile)["total"] * tile.cluster,
         operations * met / tile.cluster,
         operations * max(longest, met) / tile.cluster,
         p.spec.dtype,
-        tile.rate_in_order if tile.in_order else tile.rate,
+        rate,
         tile.block_seconds,
     )

@@ -19,19 +19,20 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
 )
 from kernelseam.kernels.attention.forward_arguments import spec_constants
-from kernelseam.kernels.attention.scores import score_values
+from kernelseam.kernels.attention.scores import refuse_scores, score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
+from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     row_work,
     sees_fewer,
     tile_count,
 )
+from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD, HopperBackwardTile
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows
-from kernelseam_cuda.sm90.attention_tiles import ATTENTION_BWD
 from kernelseam_cuda.sm90.kernel import HopperKernel
 
 SUPPORTED = (
@@ -41,12 +42,17 @@ SUPPORTED = (
     | SpecOption.softcap
     | SpecOption.sinks
     | SpecOption.batch_invariant
+    | SpecOption.alibi
+    | SpecOption.bias
+    | SpecOption.mask
+    | SpecOption.expression
 )
 """The forward's options that the kernel has the gradients of."""
 WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
 """Head dims of queries and keys, and of values, up to which tiles are, the narrowest first."""
 _ROWS = 64
-SCALES = ("scale", "scale_log2", "cap", "cap_inverse")
+_ELEMENT_MAX = max(t.head_dim for t in ATTENTION_BWD if isinstance(t, HopperBackwardTile))
+"""The widest heads of which scores by element have tiles."""
 WORKSPACE = ("lse_base2", "delta", "sums", "semaphores")
 _BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
 BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
@@ -68,6 +74,7 @@ class HopperBackwardKernel(HopperKernel):
         return (
             refuse_dims(spec)
             or refuse_rows(p)
+            or _refuse_elements(problem)
             or refuse_row_strides(
                 stride_q_row=p.q_strides[2],
                 stride_k_row=p.k_strides[2],
@@ -122,7 +129,6 @@ class HopperBackwardKernel(HopperKernel):
             "dk": problem.dk_strides,
             "dv": problem.dv_strides,
         }
-        scores = score_values(p)
         known: dict[str, int | float] = {
             **{
                 f"{n}_{a}": x
@@ -134,7 +140,7 @@ class HopperBackwardKernel(HopperKernel):
             "S_q": p.S_q,
             "S_k": p.S_k,
             **count,
-            **{name: scores[name] for name in ("left", "right", *SCALES[1:])},
+            **score_values(p),
             "scale": p.scale,
         }
         scalars = self.signature(problem.spec).scalars
@@ -225,7 +231,35 @@ class QueryGradient(HopperBackwardKernel):
 ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()
 
 
+def element_bytes(spec: AttentionSpec) -> int:
+    """Of a bias and a mask in memory, that each pair of a query and a key has."""
+    return (spec.bias.itemsize if spec.bias else 0) + spec.mask
+
+
+def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
+    """Why it takes no such scores and masks by element, or None."""
+    p, spec = problem.forward, problem.spec.forward
+    if not by_element(spec):
+        return None
+    if not is_banded(spec) and not spec.mask:
+        return "a mask_mod: its tiles pass no blocks over"
+    if (spec.q_view, spec.kv_view) != ("strided", "strided"):
+        return "scores or masks by element of packed sequences"
+    if not tiles_of(spec):
+        return f"scores or masks by element of head dims {spec.dims}: it takes up to {_ELEMENT_MAX}"
+    return refuse_scores(p)
+
+
 def tiles_of(spec: AttentionSpec) -> tuple[BackwardTile, ...]:
-    """Those of the narrowest width that holds the head dims."""
+    """Those of the narrowest width that holds the head dims; by element also what each pair of a
+    query and a key has."""
+    if by_element(spec):
+        fits = (
+            t.beside(element_bytes(spec))
+            for t in ATTENTION_BWD
+            if isinstance(t, HopperBackwardTile)
+            and max(spec.head_dim, spec.value_dim) <= t.head_dim
+        )
+        return next(((t,) for t in fits if t), ())
     width = next(w for w in WIDTHS if spec.head_dim <= w[0] and spec.value_dim <= w[1])
     return tuple(t for t in ATTENTION_BWD if (t.head_dim, t.value_dim) == width)
