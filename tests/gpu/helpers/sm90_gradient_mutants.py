@@ -201,8 +201,8 @@ MUTANTS = (
     _mutant(
         "queries-of-the-first-entry",
         SCORES,
-        "tile.row, step.head, step.entry);",
-        "tile.row, step.head, tile.entry);",
+        "tile.row + rank * ROWS, step.head, step.entry);",
+        "tile.row + rank * ROWS, step.head, tile.entry);",
         BIAS,
         "an entry is counted twice, and another is left out",
     ),
