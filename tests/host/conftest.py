@@ -19,7 +19,7 @@ from kernelseam.errors import CompileError
 from kernelseam.kernels.sources import shared_sources
 from kernelseam_hostcpp import HostToolchain, compiler
 from kernelseam_hostcpp.executable import BUILDS, SANITIZERS
-from kernelseam_hostcpp.library import library
+from kernelseam_hostcpp.toolchain import kernel_of
 
 Probe = Callable[..., None]
 CORES = len(os.sched_getaffinity(0))
@@ -141,7 +141,7 @@ def probe() -> Probe:
             (("KS_THROUGH_REGISTERS", str(int(through_registers))), ("KS_E4M3", str(e4m3))),
             options,
         )
-        kernel = library(toolchain.compile(source, "host"))
+        kernel = kernel_of(source)
         assert kernel.parameters == tuple((8 * i, 8) for i in range(len(arrays)))
         arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
         kernel.prepare(LaunchConfig((grid, 1, 1), (threads, 1, 1), shared), arguments)(0)

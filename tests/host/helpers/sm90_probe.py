@@ -18,7 +18,7 @@ from kernelseam.kernels.expression import (
 from kernelseam.kernels.sources import shared_sources
 from kernelseam_cuda import toolchain as toolchain_module
 from kernelseam_hostcpp import HostToolchain
-from kernelseam_hostcpp.library import library
+from kernelseam_hostcpp.toolchain import kernel_of
 
 Change = Callable[[SourceBundle], SourceBundle]
 WARP = LaunchConfig((1, 1, 1), (16, 1, 1), 0)
@@ -92,6 +92,5 @@ def run(
     defines = (("KS_THROUGH_REGISTERS", "0"),)
     options = toolchain.arch_row("host").options
     made = SourceBundle("probe", "probe.h", tuple(sorted(files.items())), defines, options)
-    kernel = library(toolchain.compile(change(made), "host"))
     arguments = struct.pack(f"{len(arrays)}Q", *(x.ctypes.data for x in arrays))
-    kernel.prepare(config, arguments)(0)
+    kernel_of(change(made)).prepare(config, arguments)(0)

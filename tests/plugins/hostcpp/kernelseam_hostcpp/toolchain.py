@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from kernelseam.contract import (
     ArchRow,
@@ -15,7 +16,7 @@ from kernelseam.contract import (
 )
 
 from kernelseam_hostcpp import archs, compiler
-from kernelseam_hostcpp.library import library
+from kernelseam_hostcpp.library import Library, library
 from kernelseam_hostcpp.sources import digest, sources
 
 
@@ -48,3 +49,10 @@ class HostToolchain(WithoutTensorMaps):
 
     def load(self, binary: bytes, kernel: str, device: Device) -> LoadedKernel:
         return library(binary)
+
+
+@cache
+def kernel_of(bundle: SourceBundle) -> Library:
+    """The kernel of sources that have no key, which no cache on disk keeps: compiled once in a
+    process."""
+    return library(HostToolchain().compile(bundle, "host"))
