@@ -31,6 +31,8 @@ class KernelDefinition(Composition):
     source's ``<entry>_body``."""
     source: str
     """Its file, by include name."""
+    any_tile: bool = False
+    """Whether each of its tiles computes every problem of the spec."""
     multiplies: bool = False
     """Whether it multiplies matrices: in half precision by matrix instructions, which the tests
     then look for."""
@@ -47,6 +49,12 @@ class KernelDefinition(Composition):
     @abstractmethod
     def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
         """The arch's tile configurations for a spec, the preferred first."""
+
+    def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
+        return self.tiles(problem.spec, row)[0]
+
+    def takes(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> bool:
+        return self.any_tile or super().takes(problem, tile, row, device)
 
     def as_launched(self, tile: Any) -> tuple[Any, ...]:
         """The forms of a tile that launches use, each with a binary of its own."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
@@ -89,6 +89,7 @@ class Gfx950Attention(KernelDefinition):
     archs = ("gfx950",)
     entry = "attention_forward_gfx950"
     source = "gfx950/attention.h"
+    any_tile = True
     multiplies = True
     operands = OPERANDS
 
@@ -119,20 +120,6 @@ class Gfx950Attention(KernelDefinition):
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[Gfx950AttentionTile, ...]:
         return tuple(t for t in TILES if t.head_dim == spec.head_dim == spec.value_dim)
-
-    def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> Gfx950AttentionTile:
-        return self.tiles(problem.spec, row)[0]
-
-    def takes(
-        self, problem: AttentionProblem, tile: Gfx950AttentionTile, row: ArchRow, device: Device
-    ) -> bool:
-        return True
-
-    def launches(
-        self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device
-    ) -> Launches:
-        """The kernel alone."""
-        return Launches((Launch(self, problem, tile),))
 
     def constants(self, spec: AttentionSpec, tile: Gfx950AttentionTile, row: ArchRow) -> Constants:
         return {

@@ -100,6 +100,7 @@ class AttentionBwdDefinition(KernelDefinition):
     operation = "attention_bwd"
     entry = "attention_backward"
     source = "attention/backward.h"
+    any_tile = True
     multiplies = True
     operands = OPERANDS
 
@@ -142,14 +143,6 @@ class AttentionBwdDefinition(KernelDefinition):
 
     def as_launched(self, tile: BackwardTile) -> tuple[BackwardTile, ...]:
         return tuple(replace(tile, role=role) for role in tile.roles)
-
-    def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
-        return self.tiles(problem.spec, row)[0]
-
-    def takes(
-        self, problem: AttentionBwdProblem, tile: BackwardTile, row: ArchRow, device: Device
-    ) -> bool:
-        return True
 
     def launches(
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device

@@ -125,6 +125,7 @@ class AttentionDecode(KernelDefinition):
     name = "decode"
     entry = "attention_decode"
     source = "attention/decode.h"
+    any_tile = True
     multiplies = True
     operands = OPERANDS
 
@@ -173,11 +174,6 @@ class AttentionDecode(KernelDefinition):
         """The first of those that read K and V least often."""
         tiles, rows = self.tiles(problem.spec, row), problem.S_q * problem.head_group
         return min(tiles, key=lambda t: divide_up(rows, t.rows))
-
-    def takes(
-        self, problem: AttentionProblem, tile: DecodeTile, row: ArchRow, device: Device
-    ) -> bool:
-        return True
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device

@@ -57,6 +57,7 @@ class AttentionDefinition(KernelDefinition):
     operation = "attention"
     entry = "attention_forward"
     source = "attention/forward.h"
+    any_tile = True
     multiplies = True
     operands = OPERANDS
 
@@ -111,11 +112,6 @@ class AttentionDefinition(KernelDefinition):
         launched = [t for t in offered if self.grid(problem, t, device) < INT32]
         fewest = min(offered, key=lambda t: self.grid(problem, t, device))
         return least_seconds(self, problem, launched or [fewest], row, device)
-
-    def takes(
-        self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device
-    ) -> bool:
-        return True
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device

@@ -8,10 +8,9 @@ from kernelseam.contract import ArchRow, Device, LaunchConfig
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
+from kernelseam.kernels.attention.row_kernels import SmallKernel
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
-from kernelseam.kernels.signature import Signature
 
 __all__ = ["MERGE", "MERGE_TILE", "MergeDefinition", "MergeProblem", "MergeSpec", "MergeTile"]
 
@@ -30,29 +29,29 @@ class MergeTile:
 
 
 MERGE_TILE = MergeTile(frozenset({DType.float16, DType.bfloat16, DType.float32}), 128)
-_POINTERS = ("outs", "lses", "out", "lse", "offsets")
-_STRIDES = (
-    "outs_part",
-    "outs_batch",
-    "outs_head",
-    "lses_part",
-    "lses_batch",
-    "lses_head",
-    "out_batch",
-    "out_head",
-    "lse_batch",
-    "lse_head",
-)
-_INTS = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
 
-class MergeDefinition(KernelDefinition):
+class MergeDefinition(SmallKernel):
     """A thread a few columns of a row, all rows in one grid."""
 
     operation = "merge_states"
-    operands = {"offsets": "cu_seqlens_q"}
     entry = "merge_states"
     source = "attention/merge.h"
+    any_tile = True
+    pointer_names = ("outs", "lses", "out", "lse", "offsets")
+    stride_names = (
+        "outs_part",
+        "outs_batch",
+        "outs_head",
+        "lses_part",
+        "lses_batch",
+        "lses_head",
+        "out_batch",
+        "out_head",
+        "lse_batch",
+        "lse_head",
+    )
+    int_names = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
     def refuse(self, problem: MergeProblem, row: ArchRow) -> str | None:
         for name, dtype in (("dtype", problem.spec.dtype), ("dtype_out", problem.spec.dtype_out)):
@@ -69,12 +68,6 @@ class MergeDefinition(KernelDefinition):
     def tiles(self, spec: MergeSpec, row: ArchRow) -> tuple[MergeTile, ...]:
         return (MERGE_TILE,)
 
-    def tile(self, problem: MergeProblem, row: ArchRow, device: Device) -> MergeTile:
-        return MERGE_TILE
-
-    def takes(self, problem: MergeProblem, tile: MergeTile, row: ArchRow, device: Device) -> bool:
-        return True
-
     def constants(self, spec: MergeSpec, tile: MergeTile, row: ArchRow) -> Constants:
         return {
             "T": DEVICE_TYPE[spec.dtype],
@@ -87,15 +80,6 @@ class MergeDefinition(KernelDefinition):
             "THREADS": tile.threads,
         }
 
-    def signature(self, spec: MergeSpec) -> Signature:
-        return Signature(
-            (
-                *((p, "pointer") for p in _POINTERS),
-                *((s, "i64") for s in _STRIDES),
-                *((i, "i32") for i in _INTS),
-            )
-        )
-
     def grid(self, problem: MergeProblem, tile: MergeTile, device: Device) -> int:
         return divide_up(
             self._lines(problem) * divide_up(problem.spec.value_dim, COLUMNS), tile.threads
@@ -106,9 +90,6 @@ class MergeDefinition(KernelDefinition):
 
     def threads(self, tile: MergeTile, row: ArchRow) -> int:
         return tile.threads
-
-    def shared_bytes(self, spec: MergeSpec, tile: MergeTile) -> int:
-        return 0
 
     def config(
         self, problem: MergeProblem, tile: MergeTile, row: ArchRow, device: Device
@@ -131,7 +112,7 @@ class MergeDefinition(KernelDefinition):
             self._lines(p),
             p.sequences,
         )
-        return {**dict(zip(_STRIDES, strides, strict=True)), **dict(zip(_INTS, ints, strict=True))}
+        return self._values(strides, ints)
 
     def pointers(self, spec: MergeSpec) -> dict[str, str]:
         return super().pointers(spec) | ({"out": "out_ptrs"} if spec.pointers else {})

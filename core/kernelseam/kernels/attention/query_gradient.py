@@ -55,7 +55,7 @@ class QueryGradient(SmallKernel):
     int_names = ("dq_row", "num_heads", "S_q", "tiles")
     float_names = ("scale",)
 
-    def tiles(self, spec: QueryGradientSpec, row: ArchRow) -> tuple[BackwardTile, ...]:  # type: ignore[override]
+    def tiles(self, spec: QueryGradientSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         """Those with atomics of an attention with this head dim."""
         whole = AttentionBwdSpec(
             AttentionSpec(spec.dtype, spec.head_dim, spec.head_dim, precision=spec.precision),
@@ -76,7 +76,7 @@ class QueryGradient(SmallKernel):
             "QUERY_ROWS": tile.query_rows,
         }
 
-    def shared_bytes(self, spec: QueryGradientSpec, tile: BackwardTile) -> int:  # type: ignore[override]
+    def shared_bytes(self, spec: QueryGradientSpec, tile: BackwardTile) -> int:
         return tile.step * tile.width(spec.head_dim) * spec.dtype.itemsize
 
     def bytes_moved(self, problem: QueryGradientProblem, tile: BackwardTile) -> int:

@@ -1,5 +1,5 @@
-"""Kernel definitions of the small kernels about an attention's gradients: row_delta.h,
-sink_gradient.h, sum_axes.h."""
+"""What kernels of rows have in common, and definitions of those about an attention's gradients:
+row_delta.h, sink_gradient.h, sum_axes.h."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ class RowTile:
 
 
 class SmallKernel(KernelDefinition):
-    """What the three have in common: one tile, no shared memory of a launch's own, whole problems
-    in one grid.
+    """One tile, no shared memory of a launch's own, whole problems in one grid.
 
-    They are launched only as part of other operations.
+    But where they say so, they are launched only as part of other operations.
     """
 
     operation = ""
@@ -47,11 +46,8 @@ class SmallKernel(KernelDefinition):
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
         return None
 
-    def tiles(self, spec: Any, row: ArchRow) -> tuple[RowTile, ...]:
+    def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
         return (RowTile(),)
-
-    def tile(self, problem: Any, row: ArchRow, device: Device) -> RowTile:
-        return RowTile()
 
     def signature(self, spec: Any) -> Signature:
         return Signature(
@@ -65,10 +61,10 @@ class SmallKernel(KernelDefinition):
             flat=bool(self.structures),
         )
 
-    def shared_bytes(self, spec: Any, tile: RowTile) -> int:
+    def shared_bytes(self, spec: Any, tile: Any) -> int:
         return self.shared
 
-    def work(self, problem: Any, tile: RowTile, device: Device) -> Work:
+    def work(self, problem: Any, tile: Any, device: Device) -> Work:
         """Memory's: each reads and writes once."""
         return Work(self.bytes_moved(problem, tile))
 

@@ -94,6 +94,7 @@ class PagedCacheDefinition(KernelDefinition):
     operation = "paged_cache"
     entry = "paged_cache"
     source = "cache/cache.h"
+    any_tile = True
 
     def refuse(self, problem: PagedCacheProblem, row: ArchRow) -> str | None:
         p, s = problem, problem.spec
@@ -139,11 +140,6 @@ class PagedCacheDefinition(KernelDefinition):
             if full and (t.turns == 1 or blocks >= room):
                 return t
         return tiles[-1]
-
-    def takes(
-        self, problem: PagedCacheProblem, tile: CacheTile, row: ArchRow, device: Device
-    ) -> bool:
-        return True
 
     def constants(self, spec: PagedCacheSpec, tile: CacheTile, row: ArchRow) -> Constants:
         s = spec

@@ -102,12 +102,8 @@ class HopperAttentionBwd(HopperBackwardKernel):
 
     entry = "attention_backward_sm90"
     source = "sm90/attention/backward.h"
+    any_tile = True
     multiplies = True
-
-    def takes(
-        self, problem: AttentionBwdProblem, tile: BackwardTile, row: ArchRow, device: Device
-    ) -> bool:
-        return True
 
     def main(self, tile: BackwardTile) -> HopperBackwardKernel:
         """The kernel that multiplies."""
