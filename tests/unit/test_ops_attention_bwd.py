@@ -124,7 +124,8 @@ def test_all_options_reach_it() -> None:
         "batch_invariant",
         "latent",  # for decoding
         # what is of 8 bits has no gradients
-        *("q_scales", "k_scales", "v_scales", "q_scale_block", "scale_block"),
+        *("q_scales", "k_scales", "v_scales"),
+        *("q_scale_block", "scale_block", "row_scale_block"),
     }
     assert names <= set(inspect.signature(kernelseam.attention_bwd).parameters)
 
