@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from column_blas import (
+    PRODUCTS,
     SQUARE,
+    Product,
     check_lists_that_are_not_read,
     check_products,
     check_products_of_lists,
@@ -20,7 +22,7 @@ from column_blas import (
 from kernelseam.blas import EXTRAS, Handles
 from kernelseam.contract import Device
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec
-from kernelseam.dtypes import FLOATING, DType
+from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, OutOfDeviceMemory
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
@@ -80,15 +82,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     yield fake
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_products_agree(
-    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
-) -> None:
-    check_products(blas.CublasGemm(), DEVICE, dtype, a_transposed, b_transposed, beta)
-    assert library.computes == [{DType.float32: 69, DType.float64: 70}.get(dtype, 68)]
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_products_agree(library: Library, product: Product) -> None:
+    check_products(blas.CublasGemm(), DEVICE, product)
+    assert library.computes == [{DType.float32: 69, DType.float64: 70}.get(product.dtype, 68)]
     assert library.modes == [16]
 
 
@@ -131,22 +128,9 @@ def test_one_matrix_goes_to_the_function_that_is_not_batched(
     )
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_products_of_lists_agree(
-    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
-) -> None:
-    check_products_of_lists(
-        blas.CublasBatchedGemm(),
-        DEVICE,
-        "cublasGemmBatchedEx",
-        dtype,
-        a_transposed,
-        b_transposed,
-        beta,
-    )
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_products_of_lists_agree(library: Library, product: Product) -> None:
+    check_products_of_lists(blas.CublasBatchedGemm(), DEVICE, "cublasGemmBatchedEx", product)
     assert library.streams == [77]
 
 

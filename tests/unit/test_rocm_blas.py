@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from column_blas import (
+    PRODUCTS,
     SQUARE,
+    Product,
     check_lists_that_are_not_read,
     check_products,
     check_products_of_lists,
@@ -26,7 +28,7 @@ from column_blas import (
 from kernelseam.blas import Handles
 from kernelseam.contract import EMULATED, Device
 from kernelseam.descriptors.gemm.problem import GemmProblem
-from kernelseam.dtypes import FLOATING, DType
+from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, NoDevice, OutOfDeviceMemory
 
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
@@ -128,15 +130,10 @@ def launched(problem: GemmProblem = SQUARE) -> Any:
     return lambda stream, keep=x: launch(stream)
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_products_agree(
-    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
-) -> None:
-    check_products(blas.HipBlasGemm(), DEVICE, dtype, a_transposed, b_transposed, beta)
-    assert library.computes == [7 if dtype is DType.float64 else 2]
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_products_agree(library: Library, product: Product) -> None:
+    check_products(blas.HipBlasGemm(), DEVICE, product)
+    assert library.computes == [7 if product.dtype is DType.float64 else 2]
 
 
 def test_alpha_0_reads_nothing(library: Library) -> None:
@@ -147,22 +144,9 @@ def test_alpha_0_reads_nothing(library: Library) -> None:
     assert np.array_equal(c, expected)
 
 
-@pytest.mark.parametrize("dtype", FLOATING, ids=str)
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-@pytest.mark.parametrize("beta", [0.0, 2.0])
-def test_products_of_lists_agree(
-    library: Library, dtype: DType, a_transposed: bool, b_transposed: bool, beta: float
-) -> None:
-    check_products_of_lists(
-        blas.HipBlasBatchedGemm(),
-        DEVICE,
-        "hipblasGemmBatchedEx",
-        dtype,
-        a_transposed,
-        b_transposed,
-        beta,
-    )
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_products_of_lists_agree(library: Library, product: Product) -> None:
+    check_products_of_lists(blas.HipBlasBatchedGemm(), DEVICE, "hipblasGemmBatchedEx", product)
     assert library.streams == [77]
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 from kernelseam.blas import BatchedGemm
 from kernelseam.contract import Device, host_array
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
-from kernelseam.dtypes import DType
+from kernelseam.dtypes import FLOATING, DType
 
 Array = np.ndarray[Any, Any]
 SQUARE = GemmProblem(
@@ -139,17 +140,23 @@ def check_lists_that_are_not_read(gemm: BatchedGemm, device: Device) -> None:
     assert all(np.array_equal(x, y) for x, y in zip(c, expected, strict=True))
 
 
-def check_products(
-    gemm: BatchedGemm,
-    device: Device,
-    dtype: DType,
-    a_transposed: bool,
-    b_transposed: bool,
-    beta: float,
-) -> None:
+class Product(NamedTuple):
+    """Of which kind the factors are, and what is added to."""
+
+    dtype: DType
+    a_transposed: bool
+    b_transposed: bool
+    beta: float
+
+
+PRODUCTS = [Product(*x) for x in product(FLOATING, (False, True), (False, True), (0.0, 2.0))]
+
+
+def check_products(gemm: BatchedGemm, device: Device, of: Product) -> None:
     """Six products of matrices with gaps between their rows, on stream 77: exact, and nothing else
     is written."""
     batch, heads, M, N, K = 2, 3, 5, 7, 6
+    dtype, a_transposed, b_transposed, beta = of
     a = integers(dtype, batch, heads, *((K, M + 2) if a_transposed else (M, K + 2)))
     b = integers(dtype, batch, heads, *((N, K) if b_transposed else (K, N)))
     c = integers(dtype, batch, heads, M, N + 1)
@@ -170,18 +177,11 @@ def check_products(
     assert np.array_equal(c[..., N:], edge)
 
 
-def check_products_of_lists(
-    gemm: BatchedGemm,
-    device: Device,
-    kernel: str,
-    dtype: DType,
-    a_transposed: bool,
-    b_transposed: bool,
-    beta: float,
-) -> None:
+def check_products_of_lists(gemm: BatchedGemm, device: Device, kernel: str, of: Product) -> None:
     """Four products of matrices with gaps between their rows, on stream 77: exact, and nothing else
     is written."""
     batch, heads, M, N, K = 2, 2, 5, 7, 6
+    dtype, a_transposed, b_transposed, beta = of
     a, a_list = scattered(dtype, 4, *((K, M + 2) if a_transposed else (M, K + 2)))  # rows with gaps
     b, b_list = scattered(dtype, 4, *((N, K) if b_transposed else (K, N)))
     c, c_list = scattered(dtype, 4, M, N + 1)
