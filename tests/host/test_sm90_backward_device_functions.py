@@ -11,7 +11,7 @@ import pytest
 from kernelseam.contract import SourceBundle
 
 pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
-from sm90_probe import Change, run  # noqa: E402
+from sm90_probe import Change, Launch, run  # noqa: E402
 
 KEYS, STEP, FIELDS = 64, 32, 10
 TILES = f"""
@@ -35,33 +35,12 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
 
 
 @dataclass(frozen=True)
-class Walk:
-    """A launch: what is asked of TileScheduler, and how keys are hidden."""
+class Walk(Launch):
+    """Of gradients; heads are those of the keys."""
 
-    batch: int
-    kv_heads: int
-    S_q: int
-    S_k: int
-    head_group: int = 1
-    causal: bool = False
-    window: tuple[int, int] | None = None
-    section: int = 1
     cycle: int = 1000
     """Of so many sections one walks backwards, counted from the last; none where it is 0."""
     in_order: bool = False
-    q: tuple[int, ...] = ()
-    """Lengths of packed sequences, of queries and of keys."""
-    k: tuple[int, ...] = ()
-
-    def lengths(self, entry: int) -> tuple[int, int]:
-        return (self.q[entry], self.k[entry]) if self.q else (self.S_q, self.S_k)
-
-    def sees(self, entry: int, i: int, j: int) -> bool:
-        S_q, S_k = self.lengths(entry)
-        d = j - i - (S_k - S_q)
-        if self.window is not None:
-            return -self.window[0] <= d <= self.window[1]
-        return not self.causal or d <= 0
 
 
 WALKS = {
@@ -88,7 +67,7 @@ def backwards(walk: Walk, entry: int, head: int) -> bool:
     mask, in the last section of each cycle."""
     plain = walk.causal and walk.window is None and not walk.q
     last, own = (
-        n // walk.section for n in (walk.batch * walk.kv_heads - 1, entry * walk.kv_heads + head)
+        n // walk.section for n in (walk.batch * walk.heads - 1, entry * walk.heads + head)
     )
     return walk.in_order and plain and walk.cycle > 0 and (last - own) % walk.cycle == 0
 
@@ -98,7 +77,7 @@ def as_it_is(made: SourceBundle) -> SourceBundle:
 
 
 def check_walk(walk: Walk, change: Change) -> None:
-    heads = [(e, h) for e in range(walk.batch) for h in range(walk.kv_heads)]
+    heads = [(e, h) for e in range(walk.batch) for h in range(walk.heads)]
     tiles = [(e, h, n) for e, h in heads for n in range(-(-walk.lengths(e)[1] // KEYS))]
     key_tiles, query_blocks = -(-walk.S_k // KEYS), -(-walk.S_q // STEP)
     packed, total_q = int(bool(walk.q)), sum(walk.q)
@@ -113,7 +92,7 @@ def check_walk(walk: Walk, change: Change) -> None:
             walk.section * key_tiles,
             walk.cycle,
             walk.batch,
-            walk.kv_heads,
+            walk.heads,
             walk.head_group,
             query_blocks,
             head_blocks,

@@ -20,7 +20,7 @@ toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
 from sm90_mutants import GEMM_MATRIX, MUTANTS  # noqa: E402
-from sm90_probe import TILES_CONSTANTS, Change, as_it_is, run  # noqa: E402
+from sm90_probe import TILES_CONSTANTS, Change, Launch, as_it_is, run  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
 BM, BN, FIELDS = 64, 32, 13
@@ -215,37 +215,16 @@ def check_heads(change: Change) -> None:
 
 
 @dataclass(frozen=True)
-class Walk:
-    """A launch: what is asked of TileScheduler, and how keys are hidden."""
+class Walk(Launch):
+    """Of the forward."""
 
-    batch: int
-    heads: int
-    S_q: int
-    S_k: int
-    head_group: int = 1
-    causal: bool = False
-    window: tuple[int, int] | None = None
-    section: int = 1
     last_section: int = 1
-    q: tuple[int, ...] = ()
-    """Lengths of packed sequences, of queries and of keys."""
     lists: tuple[int, ...] = ()
     """Keys in pages: the lists that are walked, one after the other."""
-    k: tuple[int, ...] = ()
     group_heads: int = 1
     """Query heads that share a tile's rows."""
     parts: int = 1
     """Of a tile's keys."""
-
-    def lengths(self, entry: int) -> tuple[int, int]:
-        return (self.q[entry], self.k[entry]) if self.q else (self.S_q, self.S_k)
-
-    def sees(self, entry: int, i: int, j: int) -> bool:
-        S_q, S_k = self.lengths(entry)
-        d = j - i - (S_k - S_q)
-        if self.window is not None:
-            return -self.window[0] <= d <= self.window[1]
-        return not self.causal or d <= 0
 
 
 MANY_ROWS, FEW_ROWS, ALL_ROWS = range(3)

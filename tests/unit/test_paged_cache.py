@@ -324,6 +324,13 @@ def test_random_problems(
     run_case(case, Target(device, "numpy", "paged_cache", True)).require()
 
 
+def by_table(**given: Any) -> Any:
+    """The problem of a block table of two pages an entry."""
+    sizes = {"batch": B, "S": SIZE, "kv_heads": G, "head_dim": D}
+    pages = {"pages": PAGES, "page_size": SIZE, "block_table": 0, "table_width": 2}
+    return PagedCache(**sizes, **pages, **given).problem()
+
+
 @pytest.mark.parametrize(
     ("backend", "arch", "why"),
     [
@@ -340,20 +347,8 @@ def test_pages_that_an_arch_does_not_convert(
     assert toolchain is not None
     row, stored = toolchain.arch_row(arch), DType.float8_e4m3fnuz
     copies = {"sources": 0} if direction == "copy" else {}
-    made = PagedCache(
-        batch=B,
-        S=SIZE,
-        kv_heads=G,
-        head_dim=D,
-        pages=PAGES,
-        page_size=SIZE,
-        direction=direction,
-        dtype=stored if copies else DType.float16,
-        dtype_pages=stored,
-        block_table=0,
-        table_width=2,
-        **copies,
-    ).problem()
+    dtype = stored if copies else DType.float16
+    made = by_table(direction=direction, dtype=dtype, dtype_pages=stored, **copies)
     assert CACHE.refuse(made, row) == f"pages are float8_e4m3fnuz: {why}"
     assert CACHE.tiles(made.spec, row) == ()
 
@@ -367,17 +362,7 @@ def test_a_launch_starts_early_where_an_arch_has_that(backend: str, arch: str, e
     assert toolchain is not None
     row = toolchain.arch_row(arch)
     device = Device(backend, 0, arch, limits=DeviceLimits(compute_units=100))
-    made = PagedCache(
-        batch=B,
-        S=SIZE,
-        kv_heads=G,
-        head_dim=D,
-        pages=PAGES,
-        page_size=SIZE,
-        dtype="float16",
-        block_table=0,
-        table_width=2,
-    ).problem()
+    made = by_table(dtype="float16")
     config = CACHE.config(made, CACHE.tile(made, row, device), row, device)
     assert config.programmatic is early and config.refuse(row) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,33 @@ TILES_CONSTANTS: dict[str, int | str] = {
     "IN_PARTS": 0,
 }
 """Of tiles.h."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Of an attention: what is asked of TileScheduler, and how keys are hidden."""
+
+    batch: int
+    heads: int
+    S_q: int
+    S_k: int
+    head_group: int = 1
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    section: int = 1
+    q: tuple[int, ...] = ()
+    """Lengths of packed sequences, of queries and of keys."""
+    k: tuple[int, ...] = ()
+
+    def lengths(self, entry: int) -> tuple[int, int]:
+        return (self.q[entry], self.k[entry]) if self.q else (self.S_q, self.S_k)
+
+    def sees(self, entry: int, i: int, j: int) -> bool:
+        S_q, S_k = self.lengths(entry)
+        d = j - i - (S_k - S_q)
+        if self.window is not None:
+            return -self.window[0] <= d <= self.window[1]
+        return not self.causal or d <= 0
 
 
 def as_it_is(made: SourceBundle) -> SourceBundle:
