@@ -18,6 +18,8 @@ KS_KERNEL(THREADS, 1)
 gemm_reduce(const float* parts, float* out, i64 parts_matrix, i64 parts_row, i64 parts_column, i64 out_matrix, i64 out_row,
             i64 out_column, i64 total, int rows, int columns, int of_matrices, int of_rows, int of_columns, int part_rows, int part_columns) {
   float* const shared = (float*)shared_memory<THREADS * 4>();
+  earlier_kernels_wait();
+  next_kernel_launch();
   const int me = thread_index(), share = me / ELEMENTS;
   const i64 index = (i64)block_index() * ELEMENTS + me % ELEMENTS;
   const i64 line = index / columns, matrix = line / rows;
