@@ -42,12 +42,37 @@ def walked(
     sizes: tuple[int, ...], N: int, cluster: int, blocks: int, change: Change
 ) -> list[tuple[int, ...]]:
     """(tile, row, column, matrix, batch, begin, end) in the order in which ``blocks`` take them."""
-    ends, columns = list(accumulate(sizes)), -(-N // BN)
+    columns = -(-N // BN)
     table = [0, *accumulate(-(-n // (BM * cluster)) for n in sizes)]
-    dividers = [x for d in (columns, 8 * columns) for x in (d, *divider(d))]
-    given = [*dividers, len(sizes), ends[-1] + 9, 0, blocks]
-    out = np.full((table[-1] * columns * cluster + 1, 7), -1, np.int64)
-    _run(1, cluster, change, given, ends, table, out)
+    return _walked(1, cluster, change, columns, blocks, [*accumulate(sizes)], table)
+
+
+def walked_columns(
+    sizes: tuple[int, ...], M: int, cluster: int, blocks: int, change: Change
+) -> list[tuple[int, ...]]:
+    """The same of groups along N."""
+    ends, rows = list(accumulate(sizes)), -(-M // (BM * cluster))
+    begins = [0, *ends[:-1]]
+    counts = [-(-(b % 8 + n) // BN) if n else 0 for b, n in zip(begins, sizes, strict=True)]
+    table = [0, *accumulate(counts)]
+    return _walked(2, cluster, change, rows, blocks, ends, table)
+
+
+def _walked(
+    grouped: int,
+    cluster: int,
+    change: Change,
+    across: int,
+    blocks: int,
+    ends: list[int],
+    table: list[int],
+) -> list[tuple[int, ...]]:
+    """``across``: tiles in a row, or in a column."""
+    dividers = [x for d in (across, 8 * across) for x in (d, *divider(d))]
+    given = [*dividers, len(ends), ends[-1] + 9, 0, blocks]
+    out = np.full((table[-1] * across * cluster + 1, 7), -1, np.int64)
+    _run(grouped, cluster, change, given, ends, table, out)
+    assert (out[-1] == -1).all()
     return [tuple(int(x) for x in row) for row in out[:-1]]
 
 
@@ -60,6 +85,8 @@ def _run(grouped: int, cluster: int, change: Change, *arrays: Any) -> None:
         "CLUSTER": cluster,
         "GROUP_ROWS": 8,
         "SHARED_A": 0,
+        "T": "bf16",
+        "TC": "bf16",
     }
     given, ends, table, out = arrays
     numbers = (np.array(ends, np.int32), np.array(table, np.int32))
@@ -142,6 +169,28 @@ def test_every_tile_once(sizes: tuple[int, ...], N: int, cluster: int, blocks: i
     assert sorted({t for t, *_ in found}) == list(range(len(found) // cluster))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "M"),
+    [(SKEWED, 1000), ((0, 0, 3), 128), ((1,) * 300, 300), ((8, 256, 0, 509, 3, 1024), 1280)],
+)
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 66])
+def test_every_tile_along_n_once(sizes: tuple[int, ...], M: int, cluster: int, blocks: int) -> None:
+    """A group's tiles begin with the 16 bytes of C that it begins in."""
+    tiles, begin = set(), 0
+    for g, n in enumerate(sizes):
+        first = begin // 8 * 8
+        tiles |= {
+            (i, j, g, g, begin, begin + n)
+            for i in range(0, -(-M // (BM * cluster)) * cluster * BM, BM)
+            for j in range(first, begin + n, BN)
+            if n
+        }
+        begin += n
+    found = walked_columns(sizes, M, cluster, blocks, same)  # type: ignore[arg-type]
+    assert len(found) == len(tiles) and {x[1:] for x in found} == tiles
+
+
 def test_bands_of_a_group_are_nearly_even() -> None:
     """Nine rows of tiles are walked by five and four, not by eight and one."""
     found = walked((9 * BM,), 2 * BN, 1, 1, same)  # type: ignore[arg-type]
@@ -157,6 +206,11 @@ def planted(name: str) -> Change:
 def test_a_planted_fault_is_found() -> None:
     found = walked(SKEWED, 1000, 1, 66, planted("offset-one-group-late"))
     assert {x[1:] for x in found} != expected(SKEWED, 1000, 1)
+
+
+def test_a_planted_fault_of_columns_is_found() -> None:
+    wanted = walked_columns(SKEWED, 1000, 1, 66, same)  # type: ignore[arg-type]
+    assert walked_columns(SKEWED, 1000, 1, 66, planted("columns-begin-with-the-group")) != wanted
 
 
 @pytest.mark.parametrize("name", ["beyond-the-map-of-a-list", "a-last-band-as-high"])

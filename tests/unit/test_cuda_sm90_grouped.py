@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +59,8 @@ SUMMED: dict[str, Any] = {"along": "k", "M": 2048, "K": 8192, "a_transposed": Tr
         ({"beta": 1.0, "dtype_c": "float32"}, None),
         (SUMMED, None),
         ({"dtype": "float32", "precision": "tf32", "b_transposed": True}, None),
-        ({"along": "n"}, "its groups are along M or K, not along N"),
+        ({"along": "n"}, None),
+        ({"along": "n", "N": 1403}, "rows of B at multiples of 2 bytes: TMA takes multiples of 16"),
         ({"groups": 1025}, "1025 groups: it takes 1024"),
         ({"a_transposed": True}, "along M it takes rows of A alone"),
         ({**SUMMED, "a_transposed": False}, "along K it takes A and B that do not lie along K"),
@@ -101,6 +103,8 @@ def test_rings_buffers_and_the_table_fit() -> None:
 
 def test_which_tiles_store_a_result() -> None:
     """TMA stores whole chunks of 16 bytes; where C is most of what is moved, evict-first."""
+    along_n = problem(along="n", N=1400)
+    assert all(KERNEL.takes(along_n, t, ROW, H200) for t in GROUPED)
     ragged = problem(N=1404)
     assert {t.store for t in KERNEL.offered(ragged)} == {"rows"}
     assert not any(KERNEL.takes(ragged, t, ROW, H200) for t in GROUPED if t.store == "tma")
@@ -131,6 +135,14 @@ def test_no_groups_have_more_tiles_than_are_counted(sizes: list[int], rest: int)
     for tile in GROUPED:
         rows = sum(-(-n // (tile.bm * tile.cluster)) for n in sizes)
         assert rows * -(-p.N // tile.bn) <= HopperGroupedGemm().count(p, tile)
+    p = problem(along="n", groups=len(sizes), N=-(-(sum(sizes) + rest) // 8) * 8)
+    begins = np.cumsum([0, *sizes[:-1]])
+    for tile in GROUPED:
+        columns = sum(
+            -(-(int(b) % 8 + n) // tile.bn) for b, n in zip(begins, sizes, strict=True) if n
+        )
+        rows = -(-p.M // (tile.bm * tile.cluster))
+        assert columns * rows <= HopperGroupedGemm().count(p, tile)
 
 
 def test_it_is_launched_as_clusters_of_persistent_blocks() -> None:
@@ -145,6 +157,18 @@ def test_it_is_launched_as_clusters_of_persistent_blocks() -> None:
     assert maps["a_map"].extents == (4096, 8192, 1, 1)
     assert maps["b_map"].extents == (14336, 4096, 1, 8)
     assert maps["c_map"].extents == (14336, 8192, 1, 1)
+
+
+def test_groups_along_n_have_a_matrix_of_a_each() -> None:
+    p = problem(along="n", groups=8, M=14336, N=8192, K=4096)
+    (tile,) = (t for t in GROUPED if t.cluster == 2 and t.bn == 256)
+    values = KERNEL.values(p, tile, H200)
+    assert (values["matrix"], values["group_count"], values["capacity"]) == (56, 8, 8192)
+    assert (values["b_batch_step"], values["a_batch_step"], values["c_batch"]) == (0, 1, 0)
+    maps = KERNEL.tensor_maps(p, tile, H200)
+    assert maps["a_map"].extents == (4096, 14336, 1, 8)
+    assert maps["b_map"].extents == (8192, 4096, 1, 1)
+    assert maps["c_map"].extents == (8192, 14336, 1, 1)
 
 
 EVEN, SKEWED = ((1024, 14336, 4096),) * 8, (600, 200, 2400, 1024, 96, 1800, 1500, 572)

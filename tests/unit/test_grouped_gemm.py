@@ -251,7 +251,10 @@ def test_blocks_of_scales_are_along_m_and_of_one_row() -> None:
 def test_rows_within_which_groups_begin_allow_no_wide_accesses() -> None:
     def vectors(**fields: Any) -> tuple[int, int, int]:
         wide = {**FIELDS, "M": 16, "N": 16, "K": 16, **fields}
-        product = GroupedGemm(**wide).problem().spec.product
+        spec = GroupedGemm(**wide).problem().spec
+        whole = spec.product
+        assert (whole.vector_a, whole.vector_b, whole.vector_c) == (16, 16, 16)
+        product = spec.by_elements
         return product.vector_a, product.vector_b, product.vector_c
 
     assert vectors() == (16, 16, 16)

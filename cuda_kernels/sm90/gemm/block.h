@@ -19,7 +19,8 @@ typedef optional<Config::ROW_SUMS> RowSums;
 enum { JOINED_A = 1, JOINED_B = 2, JOINED_K = 3 };
 enum { ROWS = 0, TMA = 1 };  // who stores: see epilogue.h
 
-constexpr bool GROUPED_ROWS = Config::GROUPED == 1, GROUPED_K = Config::GROUPED == 3;
+constexpr bool GROUPED_ROWS = Config::GROUPED == ALONG_M, GROUPED_COLUMNS = Config::GROUPED == ALONG_N, GROUPED_K = Config::GROUPED == ALONG_K;
+constexpr bool DIVIDED_C = GROUPED_ROWS || GROUPED_COLUMNS;  // one C, divided among the groups
 constexpr bool EMPTY_SUMS = GROUPED_K || OF_LISTS;  // a group may sum nothing
 constexpr bool E4M3 = sizeof(T) == 1, SCALES_BY_ROWS = Config::SCALES && !Config::SCALE_K;  // and by columns
 constexpr bool COLUMN_VALUES = Bias::THERE || SCALES_BY_ROWS, PING_PONG = Config::PING_PONG;
@@ -133,6 +134,11 @@ KS_DEVICE bool leaves_out(const TileCoord& p, int consumer) {
   return (GROUPED_ROWS || OF_LISTS) && p.row + 64 * first_rows_of(consumer) >= p.end;
 }
 
+// Whether these 64 rows of some columns are all of a tile's group: then TMA may store them; else warps do, without the rest.
+KS_DEVICE bool of_group(const TileCoord& p, int row, int column, int columns) {
+  return (!GROUPED_ROWS || row + 64 <= p.end) && (!GROUPED_COLUMNS || (column >= p.begin && column + columns <= p.end));
+}
+
 // Of a list's group its maps of A, B and C, which lie behind the origin; `last` is the group whose maps this thread acquired.
 KS_DEVICE const TensorMap* maps_of_list(const Arguments& a, const TileCoord& p, int& last, int first, int end) {
   const TensorMap* const maps = (const TensorMap*)a.origin + 3 * p.matrix;
@@ -163,7 +169,7 @@ KS_DEVICE Matrix sums_matrix(const Arguments& a, const TileCoord& p) {
   return matrix_of(a, a.epilogue.results.preactivation, p, p.head, 1, 1);
 }
 KS_DEVICE Matrix c_matrix(const Arguments& a, const TileCoord& p) {
-  if (GROUPED_ROWS) return {0, 0};
+  if (DIVIDED_C) return {0, 0};
   return matrix_of(a, a.c, p, p.head, 1, 1);
 }
 

@@ -345,8 +345,8 @@ struct Consumer {
           warp_barrier();
         };
         if constexpr (Config::STORE == TMA) {
-          if constexpr (GROUPED_ROWS)
-            if (row + 64 > p.end) store_rows();
+          if constexpr (DIVIDED_C)
+            if (!of_group(p, row, p.column + C_COLUMNS * first, C_COLUMNS * BATCH)) store_rows();
           async_proxy_fence();
           warp_barrier();
           if (thread_lane == 0) barrier_arrive(out_ring.full(out_state));
@@ -400,6 +400,7 @@ struct Consumer {
       StoredRows c{(TC*)a.c, a.c_row, a.N / PER_COLUMN};
       if constexpr (OF_LISTS && Config::STORE == ROWS) c = rows_of_list(a, scheduler, p);
       else if (GROUPED_K) c.base += p.batch * a.c_batch;
+      else if (GROUPED_COLUMNS) c.columns = p.end, c.first = p.begin;
       else if (Config::STORE == ROWS && !GROUPED_ROWS) c.base = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c.base + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
       float sums[MT][4];

@@ -28,8 +28,7 @@ struct EpilogueStore {
       for (int i = 0; i < MT; i++, out_state.advance()) {
         out_ring.wait_full(out_state);
         const int row = p.row + 64 * (first_rows_of(group) + i);
-        // Rows of the next group are behind the end of this one: the consumer has stored those before.
-        if (!GROUPED_ROWS || row + 64 <= p.end)
+        if (of_group(p, row, p.column + C_COLUMNS * panel, C_COLUMNS * BATCH))  // else the consumer has stored them
 #pragma unroll
         for (int n = 0; n < BATCH; n++) store(shared_address(storage.out[group][out_state.stage * BATCH + n]), panel + n, row);
         tma_store_commit();

@@ -1,6 +1,7 @@
 // Which tile of a grouped product is in which group. Along K each group has a matrix of its own, and its tiles are those of a batch.
 // Along M the groups have as many rows of clusters as their rows need: sums over the groups before, which each block makes in shared
 // memory from the offsets when it starts. A role finds the group of its next tile from that of its last: a step or two.
+// So along N, in columns of tiles; a group's first tile begins up to CHUNK − 1 columns before it, where 16 bytes of B and C do.
 // Of a list (BY_LIST) the sums are those of tiles, and a group's matrices have tensor maps of their own, which list_maps.h made.
 #pragma once
 #include "gemm/groups.h"
@@ -8,12 +9,14 @@
 
 constexpr int MAX_GROUPS = 1024;
 
-constexpr bool OF_LISTS = Config::GROUPED == BY_LIST, HAS_TABLE = Config::GROUPED == ALONG_M || OF_LISTS;
+constexpr bool OF_LISTS = Config::GROUPED == BY_LIST, HAS_TABLE = Config::GROUPED == ALONG_M || Config::GROUPED == ALONG_N || OF_LISTS;
+constexpr int CHUNK = 16 / min_of(sizeof(Config::T), sizeof(Config::TC));  // columns of B and C in 16 bytes, at which TMA's boxes begin
 
-// Rows of clusters of all groups before each, and of all of them; of lists tiles.
+// Rows of clusters of all groups before each, and of all of them; along N columns of tiles, of lists tiles.
 struct GroupTable { int rows[HAS_TABLE ? MAX_GROUPS + 1 : 1], warps[32]; };
 KS_DEVICE int rows_of(const Groups& groups, int g) {
   if constexpr (OF_LISTS) return groups.tiles_of_list<Config::BM * Config::CLUSTER, Config::BN>(g);
+  else if constexpr (Config::GROUPED == ALONG_N) return groups.size(g) ? divide_up(groups.begin(g) % CHUNK + groups.size(g), Config::BN) : 0;
   else return divide_up(groups.size(g), Config::BM * Config::CLUSTER);
 }
 
@@ -44,7 +47,7 @@ KS_DEVICE void make_table(GroupTable& table, const Groups& groups) {
 
 // A TileScheduler of tiles in groups; each thread that asks has its own.
 struct GroupScheduler {
-  const TileScheduler& order;  // along M its matrix is a row of tiles
+  const TileScheduler& order;  // along M its matrix is a row of tiles, along N a column
   const Groups& groups;
   const GroupTable& table;
   int total;
@@ -52,7 +55,7 @@ struct GroupScheduler {
 
   KS_DEVICE GroupScheduler(const TileScheduler& order, const Groups& groups, const GroupTable& table)
       : order(order), groups(groups), table(table),
-        total(OF_LISTS ? table.rows[groups.count] : Config::GROUPED == ALONG_M ? table.rows[groups.count] * order.matrix.d : order.total) {}
+        total(OF_LISTS ? table.rows[groups.count] : HAS_TABLE ? table.rows[groups.count] * order.matrix.d : order.total) {}
 
   // Tiles are asked for in rising order.
   KS_DEVICE TileCoord tile(int t, int rank) const {
@@ -67,6 +70,7 @@ struct GroupScheduler {
     for (; step; step /= 2)
       if (group + step < groups.count && table.rows[group + step] <= row_of_all) group += step;
     int columns = order.matrix.d, rows = table.rows[group + 1] - table.rows[group], in_group = t - table.rows[group] * columns;
+    if (Config::GROUPED == ALONG_N) columns = rows, rows = order.matrix.d;
     if constexpr (OF_LISTS) {
       columns = divide_up(groups.of_list(group, OF_N), Config::BN), rows = divide_up(groups.of_list(group, OF_M), Config::BM * Config::CLUSTER);
       in_group = t - table.rows[group];
@@ -78,6 +82,7 @@ struct GroupScheduler {
     const int in_rows = (row * Config::CLUSTER + rank) * Config::BM, in_columns = column * Config::BN;
     if constexpr (OF_LISTS) return {in_rows, in_columns, group, 0, 0, groups.of_list(group, OF_K), groups.of_list(group, OF_M)};
     const int begin = groups.begin(group);
+    if (Config::GROUPED == ALONG_N) return {in_rows, begin / CHUNK * CHUNK + in_columns, group, 0, group, begin, begin + groups.size(group)};
     return {begin + in_rows, in_columns, group, 0, group, begin, begin + groups.size(group)};
   }
 };

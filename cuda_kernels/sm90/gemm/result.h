@@ -9,20 +9,21 @@
 #pragma once
 #include "sm90/gemm/block.h"
 
-KS_DEVICE void store_chunk(TC* to, const Chunk<TC>& x, int left) {
-  if (left >= Chunk<TC>::N) {
+// But for what is behind the `left` first elements, and the first `skipped`.
+KS_DEVICE void store_chunk(TC* to, const Chunk<TC>& x, int left, int skipped = 0) {
+  if (left >= Chunk<TC>::N && skipped <= 0) {
     *(Chunk<TC>*)to = x;
   } else {
 #pragma unroll
     for (int e = 0; e < Chunk<TC>::N; e++)
-      if (e < left) to[e] = x.v[e];
+      if (e < left && e >= skipped) to[e] = x.v[e];
   }
 }
 
-// Where rows that warps store go: the first, elements from one to the next, and the end of the columns.
+// Where rows that warps store go: the first, elements from one to the next, the end of the columns and their first.
 struct StoredRows {
   TC* base;
-  int row, columns;
+  int row, columns, first = 0;
 };
 
 // Those of a list's product.
@@ -60,6 +61,6 @@ struct MatrixResult {
   // Every lane must come.
   KS_DEVICE void store(const Arguments&, const StoredRows& to, const Rows& rows, int r, int column, const Chunk<TC>& x) const {
     const int row = Config::SCATTERED ? shuffle(rows.index, r) : rows.first + r;
-    if (rows.first + r < rows.end) store_chunk(to.base + (i64)row * to.row + column, x, to.columns - column);
+    if (rows.first + r < rows.end) store_chunk(to.base + (i64)row * to.row + column, x, to.columns - column, to.first - column);
   }
 };

@@ -259,6 +259,14 @@ def _grouped() -> Iterator[GroupedCase]:
     sizes = tuple(97 * i % 401 for i in range(120))
     yield grouped("bf16-m-nn", "many-tiles", sizes=sizes, N=392, K=328, rest=70)
     yield grouped("f16-m-nt", "many-tiles", sizes=sizes, N=392, K=328)
+    # Groups that begin within 16 bytes of C, share them, and end within panels.
+    for kind, more in (
+        ("bf16-n-nn", {"rest": 70}),
+        ("bf16-n-nt", {}),
+        ("f16-n-tn", {"dtype_c": DType.float32}),
+        ("bf16-n-tt", {"beta": -0.5, "sizes": sizes[:60]}),
+    ):
+        yield grouped(kind, "many-tiles", **{"sizes": sizes, "M": 392, "K": 328, **more})
     gated = {"epilogue": "swiglu", "preactivation": True}
     yield grouped("bf16-m-nt", "many-tiles-gated", sizes=sizes, N=784, K=328, rest=70, **gated)
     in_turns: dict[str, object] = {"epilogue": "swiglu", "N": 384, "K": 328, "rest": 70}

@@ -165,8 +165,6 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
                 strides[name],
                 pointer(name, getattr(self, name), infos),
             )
-            if self._divides_columns(name):
-                vectors[name] = kind.itemsize
         if pairs:
             narrow_halves(vectors, self.N, self.b_transposed, dtype, dtype_c)
         for name in ("offsets", *indices, *SCALES):
@@ -247,15 +245,6 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
 
     def _matrices(self, name: str) -> int:
         return self.groups if name in STACKED[self.along] else 1
-
-    def _divides_columns(self, name: str) -> bool:
-        """Whether groups begin within the rows of an operand, at any element."""
-        columns = {
-            "A": "m" if self.a_transposed else "k",
-            "B": "k" if self.b_transposed else "n",
-            "C": "n",
-        }
-        return columns.get(name) == self.along
 
     def _walk(self, name: str, shape: tuple[int, int], dtype: DType) -> tuple[int, int]:
         group = f"stride_{name.lower()}_group"

@@ -3,7 +3,7 @@ check nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.captured import captured_rules
@@ -28,7 +28,8 @@ class GroupedGemmSpec:
     along: str
     """"m", "n" or "k": the axis of the groups."""
     product: GemmSpec
-    """Of each group's product. Rows that a group may begin within allow element accesses alone."""
+    """Of each group's product, whose widest accesses are those of whole operands' rows: within them
+    a group may begin at any element."""
     indices: tuple[str, ...] = ()
     """Those of ``INDICES`` that there are, in that order."""
 
@@ -38,6 +39,22 @@ class GroupedGemmSpec:
     def dtype(self) -> DType:
         """Of A and B."""
         return self.product.dtype
+
+    @property
+    def by_elements(self) -> GemmSpec:
+        """The product of kernels that begin where a group does: where that is within an operand's
+        rows, by accesses of elements."""
+        product, size = self.product, self.product.dtype.itemsize
+
+        def narrowed(vector: int, size: int, columns: str) -> int:
+            return size if columns == self.along else vector
+
+        return replace(
+            product,
+            vector_a=narrowed(product.vector_a, size, "m" if product.a_transposed else "k"),
+            vector_b=narrowed(product.vector_b, size, "k" if product.b_transposed else "n"),
+            vector_c=narrowed(product.vector_c, product.dtype_c.itemsize, "n"),
+        )
 
     @property
     def epilogue_structure(self) -> EpilogueStructure | None:

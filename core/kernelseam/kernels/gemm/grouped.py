@@ -15,6 +15,7 @@ from kernelseam.descriptors.gemm.grouped_problem import (
     GroupedGemmProblem,
     GroupedGemmSpec,
 )
+from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import INT32, divide_up, refuse_row_strides
@@ -91,9 +92,19 @@ class OverGroups(OfferingDefinition):
     def row_strides(self, problem: Any) -> dict[str, int]:
         """Strides of rows by name, the largest."""
 
+    def product(self, spec: Any) -> GemmSpec:
+        """That of each group, with the accesses that this kernel makes."""
+        product: GemmSpec = spec.product
+        return product
+
+    def even(self, problem: Any) -> GemmProblem:
+        """Products of one size, by which a tile is chosen."""
+        even: GemmProblem = problem.even
+        return replace(even, spec=self.product(problem.spec))
+
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
-        product = problem.spec.product
-        if reason := _GEMM.refuse(problem.even, row) or refuse_rounding(product):
+        product = self.product(problem.spec)
+        if reason := _GEMM.refuse(self.even(problem), row) or refuse_rounding(product):
             return reason
         if not self.tiles(problem.spec, row):
             return f"no tile of {row.arch} for one block takes {product}"
@@ -102,7 +113,7 @@ class OverGroups(OfferingDefinition):
         return refuse_row_strides(**self.row_strides(problem))
 
     def tiles(self, spec: Any, row: ArchRow) -> tuple[GemmTile, ...]:
-        return tuple(t for t in _GEMM.tiles(spec.product, row) if t.teams == 1)
+        return tuple(t for t in _GEMM.tiles(self.product(spec), row) if t.teams == 1)
 
     def offered(self, problem: Any, row: ArchRow) -> tuple[GemmTile, ...]:
         """The tiles that take a problem."""
@@ -113,7 +124,7 @@ class OverGroups(OfferingDefinition):
 
     def work(self, problem: Any, tile: GemmTile, device: Device) -> Work:
         """As for groups of one size."""
-        return gemm_work(problem.even, tile, device)
+        return gemm_work(self.even(problem), tile, device)
 
     def grid(self, problem: Any, tile: GemmTile, device: Device) -> int:
         count = self.count(problem, tile)
@@ -125,13 +136,16 @@ class OverGroups(OfferingDefinition):
         return _GEMM.threads(tile, row)
 
     def shared_bytes(self, spec: Any, tile: GemmTile) -> int:
-        return tile.shared_bytes(spec.product)
+        return tile.shared_bytes(self.product(spec))
 
 
 class GroupedGemmDefinition(OverGroups):
     """One grid over as many tiles as the groups can need, whatever the offsets are."""
 
     operation = "grouped_gemm"
+
+    def product(self, spec: GroupedGemmSpec) -> GemmSpec:
+        return spec.by_elements
 
     def count(self, problem: GroupedGemmProblem, tile: GemmTile) -> int:
         """See groups.h."""
@@ -159,7 +173,7 @@ class GroupedGemmDefinition(OverGroups):
         return with_registers_left(tiles, row) if spec.indices else tiles
 
     def constants(self, spec: GroupedGemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
-        return {**_GEMM.constants(spec.product, tile, row), **group_constants(spec)}
+        return {**_GEMM.constants(spec.by_elements, tile, row), **group_constants(spec)}
 
     def signature(self, spec: GroupedGemmSpec) -> Signature:
         return with_groups(_GEMM.signature(spec.product), bool(spec.indices))

@@ -33,7 +33,7 @@ from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.gemm_cost import mostly_c
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
 from kernelseam_cuda.sm90.gemm_covering import with_epilogue
-from kernelseam_cuda.sm90.gemm_maps import grouped_tensor_maps
+from kernelseam_cuda.sm90.gemm_maps import UNIT_BYTES, grouped_tensor_maps
 from kernelseam_cuda.sm90.gemm_tiling import (
     MAX_TILES,
     SCALED_COLUMNS,
@@ -104,14 +104,12 @@ class HopperGroups(HopperKernel, OfferingDefinition):
 
 
 class HopperGroupedGemm(HopperGroups):
-    """Groups along M, and along K where both factors are read along M and N."""
+    """Groups along M and N, and along K where both factors are read along M and N."""
 
     operation = "grouped_gemm"
 
     def refuse(self, problem: GroupedGemmProblem, row: ArchRow) -> str | None:
         p, product, along = problem, problem.spec.product, problem.spec.along
-        if along == "n":
-            return "its groups are along M or K, not along N"
         if along == "k" and (product.dtype.itemsize != 2):
             return f"it does not group {product.dtype} along K"
         if along == "k" and (not product.a_transposed or product.b_transposed):
@@ -158,10 +156,15 @@ class HopperGroupedGemm(HopperGroups):
         rows, columns = tile.bm * tile.cluster, divide_up(p.N, tile.bn)
         if p.spec.along == "k":
             return divide_up(p.M, rows) * columns * p.groups
+        if p.spec.along == "n":  # a group's first tile begins up to UNIT_BYTES before it
+            product = p.spec.product
+            unit = UNIT_BYTES // min(product.dtype.itemsize, product.dtype_c.itemsize)
+            return divide_up(p.M, rows) * ((p.N + p.groups * unit) // tile.bn + p.groups)
         return (p.M // rows + p.groups) * columns
 
     def whole(self, p: GroupedGemmProblem) -> bool:
-        return p.c_columns * p.spec.product.dtype_c.itemsize % 16 == 0
+        """Along N warps store what a group's ends cut."""
+        return p.spec.along == "n" or p.c_columns * p.spec.product.dtype_c.itemsize % 16 == 0
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return work_of(problem.even, tile, device)
@@ -185,21 +188,24 @@ class HopperGroupedGemm(HopperGroups):
     def shared_bytes(self, spec: GroupedGemmSpec, tile: HopperGemmTile) -> int:
         blocks = spec.product.scale_block is not None
         columns = spec.product.scales and not blocks
-        table = TABLE_BYTES if spec.along == "m" else 4 * (1 + 32 + 3)
+        table = 4 * (1 + 32 + 3) if spec.along == "k" else TABLE_BYTES
         return tile.shared_bytes(columns, False, blocks, table)
 
     def values(
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
     ) -> dict[str, int | float]:
-        p, columns = problem, divide_up(problem.N, tile.bn)
+        p = problem
         order = order_values(p.even, tile)
         if p.spec.along == "m":  # a row of tiles
-            order |= divider_values("matrix", columns)
+            order |= divider_values("matrix", divide_up(p.N, tile.bn))
+        elif p.spec.along == "n":  # a column
+            order |= divider_values("matrix", divide_up(p.M, tile.bm * tile.cluster))
         heads = ("c_head", "bias_batch", "bias_head", "sums_batch", "sums_head")
         steps = ("a_head_step", "b_head_step", "residual_head_step", "residual_batch_step")
         return {
-            **dict.fromkeys((*heads, *steps, "a_batch_step"), 0),
+            **dict.fromkeys((*heads, *steps), 0),
             **dict.fromkeys(("batch_group", "head_group"), 1),
+            "a_batch_step": int(p.spec.along == "n" and p.groups > 1 and p.a_strides[0] != 0),
             "b_batch_step": int(p.spec.along == "m" and p.groups > 1 and p.b_strides[0] != 0),
             "c_batch": p.c_strides[0],
             "c_row": p.c_strides[1],
@@ -222,7 +228,7 @@ class HopperGroupedGemm(HopperGroups):
         return grouped_tensor_maps(problem, tile)
 
     def covering(self) -> Iterable[Covered]:
-        """Both axes, every kind of factor."""
+        """Every axis, every kind of factor."""
         f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
 
         def one(
@@ -233,6 +239,8 @@ class HopperGroupedGemm(HopperGroups):
         plain = GemmSpec(bf16, bf16, f32)
         yield one("m", plain, True)
         yield one("m", GemmSpec(f16, f32, f32, b_transposed=True))
+        yield one("n", plain, True)
+        yield one("n", GemmSpec(f16, f32, f32, b_transposed=True))
         yield one("k", replace(plain, a_transposed=True), True)
         yield one("k", GemmSpec(f16, f32, f32, a_transposed=True))
         yield one("m", GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32"))
@@ -279,4 +287,5 @@ def _takes_turns(spec: GroupedGemmSpec) -> bool:
     product = spec.product
     half = product.dtype.itemsize == product.dtype_c.itemsize == 2
     plain = not product.epilogue or bool(product.pairs)
-    return half and plain and spec.along == "m" and not (spec.indices or product.preactivation)
+    rows = spec.along != "k" and not product.a_transposed
+    return half and plain and rows and not (spec.indices or product.preactivation)
