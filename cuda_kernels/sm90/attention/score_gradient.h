@@ -1,4 +1,4 @@
-// The gradient by scores, of a bias or of what a score_mod returns, for Hopper: after attention_backward_rows_sm90, beside the other gradients.
+// The gradient of a bias, for Hopper: after attention_backward_rows_sm90, beside the other gradients.
 //
 // With p = 2^(x − lse₂) and x the scores in base 2 (scores.h):  dx = p·(dout·vᵀ − delta),  summed over the entries of the batch and the heads
 // that share an element. Scores and dp are computed once more, two products of the seven in all; but every sum is made in registers by the
@@ -21,7 +21,7 @@ constexpr int DQK = Config::DQK, DV = Config::DV, QK_COLUMNS = Config::QK_COLUMN
 constexpr int ROWS = 128, KEYS = 128, CLUSTER = Config::CLUSTER, PART = KEYS / CLUSTER, GROUPS = 2, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
 constexpr int PANEL_BYTES = 128 * 128, STAGE_BYTES = 2 * tile_bytes<128, max_of(QK_COLUMNS, V_COLUMNS)>;
 typedef TileScore<KEYS> Score;
-static_assert(Score::ANY, "the gradient of a bias or a score_mod");
+static_assert(Score::ANY, "a bias is added to scores");
 
 struct alignas(1024) ScoreStorage {
   char stages[STAGES][STAGE_BYTES];

@@ -243,6 +243,8 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
         return None
     if not is_banded(spec) and not spec.mask:
         return "a mask_mod: its tiles pass no blocks over"
+    if problem.spec.score_gradient:
+        return "the gradient by what a score_mod returns"
     if (spec.q_view, spec.kv_view) != ("strided", "strided"):
         return "scores or masks by element of packed sequences"
     if not tiles_of(spec):

@@ -1,5 +1,4 @@
-"""Kernel definition of cuda_kernels/sm90/attention/score_gradient.h: the gradient of a bias, or by
-what a score_mod returns."""
+"""Kernel definition of cuda_kernels/sm90/attention/score_gradient.h: the gradient of a bias."""
 
 from __future__ import annotations
 
@@ -84,8 +83,8 @@ class ScoreGradient(HopperBackwardKernel):
     multiplies = True
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[Any, ...]:
-        """Of a bias that entries share; of what a score_mod returns that of any problem."""
-        return (_tile(spec, _LEAST_ROWS, (spec.bias_gradient, False), True),)
+        """Of a bias that entries share."""
+        return (_tile(spec, _LEAST_ROWS, (True, False), True),)
 
     def constants(self, spec: AttentionBwdSpec, tile: Any, row: ArchRow) -> Constants:
         s = spec.forward
@@ -107,9 +106,6 @@ class ScoreGradient(HopperBackwardKernel):
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
         return with_expression(_SIGNATURE, spec.forward)
-
-    def pointers(self, spec: AttentionBwdSpec) -> dict[str, str]:
-        return super().pointers(spec) | ({"dbias": "dscores"} if spec.score_gradient else {})
 
     def grid(self, problem: AttentionBwdProblem, tile: Any, device: Device) -> int:
         cluster: int = tile.cluster
@@ -188,7 +184,7 @@ SCORE_GRADIENT = ScoreGradient()
 def tile_of(problem: AttentionBwdProblem, rows: int) -> ScoreGradientTile:
     """The tile of a problem, of whose rows' values a block has ``rows``."""
     spec, ways = problem.spec, summed(problem)
-    direct = spec.score_gradient or _kept(problem, ways) == problem.dbias_shape
+    direct = _kept(problem, ways) == problem.dbias_shape
     tile = _tile(spec, rows, ways, direct)
     return tile if problem.forward.S_q > _SIDE else replace(tile, cluster=1)
 
@@ -198,13 +194,11 @@ def _tile(
 ) -> ScoreGradientTile:
     """``direct``: what is written is the gradient itself, not what a launch behind sums."""
     s = spec.forward
-    as_bias = direct and spec.bias_gradient and s.bias is not None
-    dtype = s.bias if as_bias and s.bias else DType.float32
+    assert s.bias is not None
+    dtype = s.bias if direct else DType.float32
     columns = max(columns_of(s.head_dim), columns_of(s.value_dim))
     stage = 2 * _SIDE * 2 * PANEL * panels_of(columns)
-    own = CONTROL_BYTES
-    if s.bias:
-        own += _WARPS * _WARP_ROWS * (_SIDE * s.bias.itemsize + 16)
+    own = CONTROL_BYTES + _WARPS * _WARP_ROWS * (_SIDE * s.bias.itemsize + 16)
     stages = min((SHARED_BYTES - own) // stage, _MOST_STAGES)
     # Of two stages none hides a wait for the other block.
     return ScoreGradientTile(stages, own + stages * stage, rows, dtype, ways, 1 + (stages > 2))
@@ -215,11 +209,11 @@ def steps(
 ) -> tuple[list[Launch], int]:
     """The launches that make the gradient, where there is one, and the workspace's bytes with
     theirs, from ``size`` on; ``workspace``: of the rows' values."""
-    if not (problem.spec.bias_gradient or problem.spec.score_gradient):
+    if not problem.spec.bias_gradient:
         return [], size
     tile, own = tile_of(problem, rows), {n: workspace[n] for n in _ROWS}
     p, extents = problem.forward, _extents(problem, tile)
-    if problem.spec.score_gradient or extents == problem.dbias_shape:
+    if extents == problem.dbias_shape:
         return [Launch(SCORE_GRADIENT, problem, tile, own)], size
     assert p.spec.bias is not None
     plane = _row_major(extents)
@@ -246,8 +240,6 @@ def summed(problem: AttentionBwdProblem) -> tuple[bool, bool]:
     """Whether entries, and heads, are summed in registers: those that share elements, as far as
     enough tiles are left."""
     p = problem.forward
-    if problem.spec.score_gradient:
-        return False, False
     entries, heads, *_ = problem.dbias_shape
     planes = divide_up(p.S_q, _SIDE) * divide_up(p.S_k, _SIDE)
     shared = entries == 1 and p.batch > 1, heads == 1 and p.num_heads > 1
@@ -260,9 +252,7 @@ def summed(problem: AttentionBwdProblem) -> tuple[bool, bool]:
 
 def _strides(problem: AttentionBwdProblem, tile: ScoreGradientTile) -> tuple[int, int, int, int]:
     extents = _extents(problem, tile)
-    if not problem.spec.score_gradient and extents == problem.dbias_shape:
-        return problem.dbias_strides
-    return _row_major(extents)
+    return problem.dbias_strides if extents == problem.dbias_shape else _row_major(extents)
 
 
 def _row_major(extents: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
