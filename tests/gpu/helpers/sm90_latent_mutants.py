@@ -16,7 +16,8 @@ CHUNKS, MORE_QUERIES, HIDDEN = (
     f"{CASE}-{what}" for what in ("chunks-pages-64", "more-queries-than-keys", "nan-in-hidden-k")
 )
 PAGES_RAMP = f"{PAGES}-ramp"
-ROWS = ROWS_PAGES = "attention-bf16-576v512-scaled-rows-pages-64"
+ROWS = "attention-bf16-576v512-causal-scaled-rows"
+ROWS_PAGES = "attention-bf16-576v512-scaled-rows-pages-64"
 LENGTHS, ODD_PAGES = "attention-bf16-576v512-latent-lengths", "attention-f16-576v512-latent-pages-5"
 
 

@@ -52,8 +52,6 @@ _DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in LATENT))
 """Of keys and of values."""
 _ROW_SCALE_BLOCK = 128
 """Of FlashMLA's rows."""
-_FEW = 16
-"""Heads of one query for which there is a tile of few rows."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together."""
 _STATES = 2
@@ -133,11 +131,6 @@ class HopperLatent(HopperKernel):
             return f"row_scale_block = {block}: it takes {_ROW_SCALE_BLOCK}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
-        if spec.row_scale_block and not _few(p):
-            return (
-                f"row_scale_block with {p.S_q} queries of {p.head_group} heads: it takes one of up "
-                f"to {_FEW}"
-            )
         if not self.tiles(spec, row):
             dims = ", ".join(f"{d}/{d_v}" for d, d_v in _DIMS)
             return f"head dims {spec.dims}: it takes {dims}"
@@ -163,8 +156,7 @@ class HopperLatent(HopperKernel):
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperLatentTile, ...]:
         dims = spec.head_dim, spec.value_dim
-        own = (t for t in LATENT if (t.head_dim, t.value_dim) == dims)
-        return tuple(t for t in own if t.few or not spec.row_scale_block)
+        return tuple(t for t in LATENT if (t.head_dim, t.value_dim) == dims)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperLatentTile:
         """That of few rows where an entry has no more."""
@@ -174,7 +166,7 @@ class HopperLatent(HopperKernel):
     def takes(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
     ) -> bool:
-        return not tile.few or _few(problem)
+        return not tile.few or problem.S_q * problem.head_group <= tile.rows
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -360,11 +352,6 @@ class HopperLatentMerge(HopperKernel):
 
 
 MERGE = HopperLatentMerge()
-
-
-def _few(p: AttentionProblem) -> bool:
-    """Whether an entry has the rows of one query's few heads alone."""
-    return p.S_q == 1 and p.head_group <= _FEW
 
 
 def _supported(spec: AttentionSpec) -> SpecOption:
