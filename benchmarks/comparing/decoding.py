@@ -10,10 +10,13 @@ from functools import partial
 from typing import Any
 
 import kernelseam as ks
+import ml_dtypes
 import numpy as np
 import torch
+from kernelseam.descriptors.attention.problem import scaled_row
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.oracle import formulas
+from kernelseam.oracle.scaled_rows import scaled_rows
 
 from benchmarks.comparing import flashinfer_peer
 from benchmarks.comparing.attention import flash_attention_3
@@ -30,6 +33,7 @@ from benchmarks.comparing.rows import (
     judged,
 )
 
+E4M3 = ml_dtypes.float8_e4m3fn
 LATENT = (
     ((128, 8192), 16),
     ((64, 4096), 16),
@@ -58,11 +62,14 @@ class DecodeRow:
     least: float = 1.0
     mixed: bool = False
     latent: int = 0
+    scale_block: int = 0
+    """Of latent rows of 8 bits, columns that share a scale in the row; 0: K is of ``dtype``."""
 
     @property
     def name(self) -> str:
         keys = f"1 to {self.keys}" if self.mixed else f"{self.keys}"
         dims = f"D{self.D}" + f"/{self.latent} latent" * bool(self.latent)
+        dims += " scaled rows" * bool(self.scale_block)
         return f"B{self.batch} × {keys} H{self.heads}/{self.kv_heads} {dims} page {self.page}"
 
     @property
@@ -84,8 +91,19 @@ class DecodeRow:
     @property
     def bytes(self) -> float:
         """Of K and V, once each; where V is a part of K, of K."""
+        if self.scale_block:
+            return float(sum(self.lengths) * self.kv_heads * self.key_width)
         columns = self.D if self.latent else 2 * self.D
         return 2.0 * sum(self.lengths) * self.kv_heads * columns
+
+    @property
+    def key_width(self) -> int:
+        """Elements of a row of K in memory."""
+        return scaled_row(self.D, self.latent, self.scale_block) if self.scale_block else self.D
+
+    @property
+    def key_dtype(self) -> str:
+        return "float8_e4m3fn" if self.scale_block else self.dtype
 
     @property
     def pages(self) -> list[int]:
@@ -93,7 +111,7 @@ class DecodeRow:
         return [-(-n // self.page) for n in self.lengths]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        cache = (sum(self.pages), self.page, self.kv_heads, self.D)
+        cache = (sum(self.pages), self.page, self.kv_heads, self.key_width)
         apart = {} if self.latent else {"v": cache}
         return {"q": (self.batch, 1, self.heads, self.D), "k": cache, **apart}
 
@@ -109,6 +127,7 @@ class DecodeRow:
             arrays["v"],
             out,
             latent=bool(self.latent),
+            row_scale_block=self.scale_block or None,
             layout="bshd",
             block_table=arrays["table"],
             kv_lengths=arrays["lengths"],
@@ -117,7 +136,8 @@ class DecodeRow:
 
     def planned(self, session: Session) -> Iterable[Descriptor]:
         arrays: dict[str, Any] = {
-            n: session.phantom(shape, self.dtype) for n, shape in self.shapes().items()
+            n: session.phantom(shape, self.dtype if n == "q" else self.key_dtype)
+            for n, shape in self.shapes().items()
         }
         arrays["table"] = session.phantom((self.batch, max(self.pages)), "int32")
         arrays["lengths"] = session.phantom((self.batch,), "int32")
@@ -132,8 +152,11 @@ class DecodeRow:
 
     def prepare(self, session: Session) -> Prepared:
         arrays: dict[str, Any] = {
-            n: session.random(shape, self.dtype) for n, shape in self.shapes().items()
+            n: session.random(shape, self.dtype if n == "q" else self.key_dtype)
+            for n, shape in self.shapes().items()
         }
+        if self.scale_block:
+            _put_scales(arrays["k"], self)
         if self.latent:
             arrays["v"] = arrays["k"][..., : self.latent]
         order = torch.randperm(sum(self.pages), device=session.device).to(torch.int32)
@@ -197,18 +220,30 @@ class DecodeRow:
             flashinfer_peer.add(prepared, name, plan, lambda x: x[:, None])
 
 
+def _put_scales(rows: torch.Tensor, row: DecodeRow) -> None:
+    """Scales of 1/2 to 2 and N(0, 1) in bfloat16 behind the numbers of rows of 8 bits."""
+    behind, count = rows.view(torch.uint8)[..., row.latent :], 4 * row.latent // row.scale_block
+    scales = 2 ** (2 * torch.rand(*rows.shape[:-1], count // 4, device=rows.device) - 1)
+    others = torch.randn(*rows.shape[:-1], row.D - row.latent, device=rows.device)
+    behind[..., :count] = scales.view(torch.uint8)
+    behind[..., count:] = others.to(torch.bfloat16).view(torch.uint8)
+
+
 class Judge:
     """The first head of the first entry and the last of the last, in float64."""
 
     def __init__(self, row: DecodeRow, arrays: Mapping[str, Any]) -> None:
         self._row, self._parts = row, []
+        kind = torch.uint8 if row.scale_block else getattr(torch, row.dtype)
         for b, h in sorted({(0, 0), (row.batch - 1, row.heads - 1)}):
             g = h * row.kv_heads // row.heads
             pages = arrays["table"][b].long()
             k, v = (
-                host(arrays[n][pages, :, g].flatten(0, 1)[: row.lengths[b]])[None, None]
+                host(arrays[n].view(kind)[pages, :, g].flatten(0, 1)[: row.lengths[b]])[None, None]
                 for n in "kv"
             )
+            if row.scale_block:
+                k, v = scaled_rows(k.view(E4M3), row.latent, row.scale_block)
             q = host(arrays["q"][b, :, h])[None, None]
             want = formulas.attention(q, k, v, False, row.D**-0.5)
             self._parts.append(Part((b, slice(None), h), row.keys, want))
@@ -224,6 +259,10 @@ def decode_rows() -> list[DecodeRow]:
     ] + [
         DecodeRow(64, 32768, 32, 8, 128, 16, mixed=True),
         *(DecodeRow(*entries, heads, 1, 576, 64, latent=512) for entries, heads in LATENT),
+        *(
+            DecodeRow(*entries, heads, 1, 576, 64, latent=512, scale_block=128)
+            for entries, heads in LATENT
+        ),
         DecodeRow(64, 4096, 128, 1, 576, 1, latent=512),
         DecodeRow(64, 32768, 128, 1, 576, 64, mixed=True, latent=512),
     ]

@@ -487,6 +487,17 @@ def test_a_decode_row_whose_values_are_columns_of_the_keys(comparing: Any, sessi
     assert prepared.judge(wrong).worst > 1
 
 
+def test_a_decode_row_of_rows_that_have_their_scales(comparing: Any, session: Any) -> None:
+    row = comparing.decoding.DecodeRow(3, 100, 8, 1, 48, 16, latent=32, scale_block=16)
+    assert row.name == "B3 × 100 H8/1 D48/32 latent scaled rows page 16"
+    assert row.bytes == 300 * (32 + 2 * 4 + 16 * 2)
+    _, prepared, contestant = measured(comparing, session, row)
+    wrong = contestant.result().clone()
+    assert prepared.judge(wrong).worst < 1
+    wrong[2, 0, 7, 31] += 1
+    assert prepared.judge(wrong).worst > 1
+
+
 def test_a_paged_row_whose_values_are_columns_of_the_keys(comparing: Any, session: Any) -> None:
     row = comparing.paging.PagedRow(((1, 20, 50), (2, 3, 0)), 4, 1, 72, 16, latent=64)
     assert row.name == "1 × 20 of 50 + 2 × 3 of 1, 33, … H4/1 D72/64 latent page 16"
