@@ -68,8 +68,10 @@ def problem_of(
     pages, page_size, width = paging(given, kv_view, s_k)
     query_rows = (1, total_q) if q_view == "packed" else (batch, s_q)
     key_rows = {"packed": (1, total_k), "paged": (pages, page_size)}.get(kv_view, (batch, s_k))
-    row_scale_block = _row_scale_block(given, options, dtype, dtype_kv, d, d_v)
-    key_width = scaled_row(d, d_v, row_scale_block) if row_scale_block else d
+    row_scale_block, key_width = options["row_scale_block"], d
+    if row_scale_block is not None:
+        _check_row_scales(given, options, dtype, dtype_kv, d, d_v)
+        key_width = scaled_row(d, d_v, row_scale_block)
     shapes = {
         "q": (query_rows[0], heads, query_rows[1], d),
         "k": (key_rows[0], kv_heads, key_rows[1], key_width),
@@ -125,7 +127,7 @@ def problem_of(
         q_scales=q_scales,
         precision=precision_of(options["precision"], dtype, "q, k and v"),
         latent=_latent(options["latent"], shapes["k"], d_v, strides["k"], strides["v"]),
-        row_scale_block=row_scale_block or None,
+        row_scale_block=row_scale_block,
         expression=None if expression is None else text_of(expression.structure),
     )
     problem = AttentionProblem(
@@ -354,18 +356,16 @@ def _latent(
     return latent
 
 
-def _row_scale_block(
+def _check_row_scales(
     given: AttentionFields,
     options: Mapping[str, Any],
     dtype: DType,
     dtype_kv: DType | None,
     d: int,
     d_v: int,
-) -> int:
-    """Columns that share a scale in a latent key's row; 0 where rows have none."""
-    block: int = options["row_scale_block"] or 0
-    if not block:
-        return 0
+) -> None:
+    """Refuse rows of a latent k that cannot have scales of so many columns."""
+    block = options["row_scale_block"]
     said = f"{block}"
     if not options["latent"]:
         rule = "is about latent keys, whose first columns are the values"
@@ -379,7 +379,6 @@ def _row_scale_block(
     if d_v % block or d_v > d:
         rule = f"must divide value_dim, {d_v} of head_dim {d}"
         raise InvalidValue("row_scale_block", said, rule, "FlashMLA's rows have 128 of 512")
-    return block
 
 
 def _prefix_groups(groups: int | None, kv_view: str) -> int:
