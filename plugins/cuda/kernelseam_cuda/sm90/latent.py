@@ -398,9 +398,8 @@ def _apart(p: AttentionProblem) -> tuple[int, int]:
 
 def _turns(p: AttentionProblem, tile: HopperLatentTile) -> int:
     """Whether the consumers take turns at products, which bound it: where blocks take the same keys
-    side by side, or keys are of 8 bits."""
-    tiles = divide_up(p.S_q * p.head_group, tile.rows)
-    return tiles if p.spec.row_scale_block else tiles - 1
+    side by side, which nobody waits for, as for those of 8 bits."""
+    return 0 if p.spec.row_scale_block else divide_up(p.S_q * p.head_group, tile.rows) - 1
 
 
 def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
