@@ -184,6 +184,29 @@ def test_tiles_have_room_for_a_bias() -> None:
         assert tile.parts == tile.group_heads == 1
 
 
+def test_four_consumers_serve_alibi_and_biases_of_narrow_heads() -> None:
+    """And nothing that takes more registers: there 104 are a thread's."""
+    narrow: dict[str, Any] = {"head_dim": 64, "value_dim": 64}
+    for fields, groups in (
+        ({"alibi": True}, 4),
+        ({"alibi": True, "causal": True}, 4),
+        ({"alibi": True, "lengths": True, "kv_view": "paged"}, 4),
+        (BIAS, 4),
+        ({"bias": DType.float32}, 4),
+        ({**BIAS, "causal": True}, 2),
+        ({**BIAS, "alibi": True}, 2),
+        ({**BIAS, "softcap": True}, 2),
+        ({"alibi": True, "softcap": True}, 2),
+        ({"mask": True}, 2),
+        ({"alibi": True, "mask": True}, 2),
+    ):
+        p = attention_problem(**fields, **narrow)
+        assert HALF.tile(p, ROW, H200).groups == groups, fields
+        assert all(t.shared_bytes <= SHARED_BYTES for t in HALF.tiles(p.spec, ROW))
+    by_function = of(lambda s, b, h, q, kv: s * 2, **narrow)
+    assert HALF.tile(by_function, ROW, H200).groups == 2
+
+
 def test_tiles_of_a_bias_are_for_nothing_else() -> None:
     for changes in ({}, {"alibi": True}):
         assert not any(t.has_bias for t in HALF.tiles(attention_problem(**changes).spec, ROW))

@@ -251,7 +251,8 @@ struct Consumer : ConsumerRows {
         else if (masked) step<true, false>(begin);
         else if (maxima || (Score::RISES && block >= rising)) step<false, true>(begin);
         else step<false>(begin);
-        if (Score::MAY_RISE || maxima) maxima = any_low(m, rises, w, row);
+        // Where none is low only a score_mod's scores may rise. Warps wait for each other here, so this is asked in one of four blocks.
+        if (maxima || (Score::MAY_RISE && (LISTED || block % 4 == 0))) maxima = any_low(m, rises, w, row);
       }
     } else if constexpr (Config::WINDOW) {
       const int unmasked_begin = max_of(divide_up(all.begin, BN), begin);

@@ -185,7 +185,9 @@ ATTENTION = (
     ),
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, False, 16, by_element=True, rate=0.99),
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, by_element=True, rate=0.84),
-    HopperAttentionTile(64, 64, 4, 64, 4, 1, 1, False, False, 16, has_bias=True, rate=0.95),
+    HopperAttentionTile(
+        64, 64, 4, 64, 4, 1, 1, False, False, 8, hides=False, has_bias=True, rate=0.95
+    ),
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, has_bias=True, rate=0.82),
     HopperAttentionTile(96, 96, 3, 96, 2, 2, 1, False, True, 24, rate=1.19),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
