@@ -300,6 +300,16 @@ KS_DEVICE u32 load_relaxed(const u32* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
+// And all that was released before it.
+KS_DEVICE u32 load_acquire(const u32* from) {
+  u32 x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+// Four floats, from L2.
+KS_DEVICE void global_load(const float* from, float (&x)[4]) {
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from) : "memory");
+}
 // What this thread wrote before, and what it knows that others have, is there for who reads the sum.
 KS_DEVICE void add_release(u32* to, u32 x) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(to), "r"(x) : "memory");

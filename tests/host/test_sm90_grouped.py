@@ -25,26 +25,33 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* ends, const int* rows, i64* out)
   GroupTable table;
   for (int g = 0; g <= n[6] && HAS_TABLE; g++) table.rows[g] = rows[g];
   for (int first = 0; first < n[9]; first++) {
-    const GroupScheduler scheduler(order, groups, table);
+    const GroupScheduler scheduler(order, groups, table, (int)n[9], (int)n[10]);
     for (int t = first; t < scheduler.total; t += n[9])
-      for (int rank = 0; rank < Config::CLUSTER; rank++, out += 7) {
+      for (int rank = 0; rank < Config::CLUSTER; rank++, out += 9) {
         const TileCoord p = scheduler.tile(t, rank);
-        const int found[] = {t, p.row, p.column, p.matrix, p.batch, p.begin, p.end};
-        for (int i = 0; i < 7; i++) out[i] = found[i];
+        const int found[] = {t,       p.row, p.column, p.matrix, p.batch,
+                             p.begin, p.end, p.part,   p.parts};
+        for (int i = 0; i < 9; i++) out[i] = found[i];
       }
   }
 }"""
-BM, BN = 128, 256
+BM, BN, SLICES = 128, 256, 64
 SKEWED = (5, 0, 700, 1, 1300, 0, 170)
 
 
 def walked(
-    sizes: tuple[int, ...], N: int, cluster: int, blocks: int, change: Change
+    sizes: tuple[int, ...],
+    N: int,
+    cluster: int,
+    blocks: int,
+    change: Change,
+    tail_parts: int = 0,
 ) -> list[tuple[int, ...]]:
-    """(tile, row, column, matrix, batch, begin, end) in the order in which ``blocks`` take them."""
+    """(tile, row, column, matrix, batch, begin, end, part, parts) in the order in which ``blocks``
+    take them."""
     columns = -(-N // BN)
     table = [0, *accumulate(-(-n // (BM * cluster)) for n in sizes)]
-    return _walked(1, cluster, change, columns, blocks, [*accumulate(sizes)], table)
+    return _walked(1, cluster, change, columns, blocks, [*accumulate(sizes)], table, tail_parts)
 
 
 def walked_columns(
@@ -66,17 +73,19 @@ def _walked(
     blocks: int,
     ends: list[int],
     table: list[int],
+    tail_parts: int = 0,
 ) -> list[tuple[int, ...]]:
     """``across``: tiles in a row, or in a column."""
     dividers = [x for d in (across, 8 * across) for x in (d, *divider(d))]
-    given = [*dividers, len(ends), ends[-1] + 9, 0, blocks]
-    out = np.full((table[-1] * across * cluster + 1, 7), -1, np.int64)
-    _run(grouped, cluster, change, given, ends, table, out)
+    given = [*dividers, len(ends), ends[-1] + 9, 0, blocks, SLICES]
+    most = (table[-1] * across + blocks * tail_parts) * cluster
+    out = np.full((most + 1, 9), -1, np.int64)
+    _run(grouped, cluster, change, tail_parts, given, ends, table, out)
     assert (out[-1] == -1).all()
-    return [tuple(int(x) for x in row) for row in out[:-1]]
+    return [tuple(int(x) for x in row) for row in out if row[0] >= 0]
 
 
-def _run(grouped: int, cluster: int, change: Change, *arrays: Any) -> None:
+def _run(grouped: int, cluster: int, change: Change, tail_parts: int, *arrays: Any) -> None:
     constants = {
         **NOT_GROUPED,
         "GROUPED": grouped,
@@ -85,6 +94,7 @@ def _run(grouped: int, cluster: int, change: Change, *arrays: Any) -> None:
         "CLUSTER": cluster,
         "GROUP_ROWS": 8,
         "SHARED_A": 0,
+        "TAIL_PARTS": tail_parts,
         "T": "bf16",
         "TC": "bf16",
     }
@@ -101,21 +111,21 @@ LISTED: tuple[Product, ...] = (
 
 
 def walked_list(cluster: int, blocks: int, change: Change) -> list[tuple[int, ...]]:
-    """(tile, row, column, matrix, batch, K, M) in the order in which ``blocks`` take them."""
+    """(tile, row, column, matrix, batch, K, M, 0, 0) in the order in which ``blocks`` take them."""
     counts = [-(-m // (BM * cluster)) * -(-n // BN) for m, n, _ in LISTED]
     table = [0, *accumulate(counts)]
-    given = [*[1, *divider(1)] * 2, len(LISTED), 0, 0, blocks]
-    out = np.full((table[-1] * cluster + 1, 7), -1, np.int64)
+    given = [*[1, *divider(1)] * 2, len(LISTED), 0, 0, blocks, SLICES]
+    out = np.full((table[-1] * cluster + 1, 9), -1, np.int64)
     numbers = [x for product in LISTED for x in (*product, 1, 1, 1)]
-    _run(4, cluster, change, given, numbers, table, out)
+    _run(4, cluster, change, 0, given, numbers, table, out)
     assert (out[-1] == -1).all()
     return [tuple(int(x) for x in row) for row in out[:-1]]
 
 
 def expected_list(cluster: int) -> set[tuple[int, ...]]:
-    """Of every tile (row, column, matrix, batch, K, M): its maps have one matrix, number 0."""
+    """Of every tile (row, column, matrix, batch, K, M, 0, 0): maps have one matrix, number 0."""
     return {
-        (i * BM, j, g, 0, k, m)
+        (i * BM, j, g, 0, k, m, 0, 0)
         for g, (m, n, k) in enumerate(LISTED)
         for i in range(-(-m // (BM * cluster)) * cluster)
         for j in range(0, n, BN)
@@ -132,12 +142,12 @@ def test_every_tile_of_a_list_once(cluster: int, blocks: int) -> None:
 
 
 def expected(sizes: tuple[int, ...], N: int, cluster: int) -> set[tuple[int, ...]]:
-    """(row, column, matrix, batch, begin, end) of every tile, also in a cluster's rest."""
+    """(row, column, matrix, batch, begin, end, 0, 0) of every tile, also in a cluster's rest."""
     tiles, begin = set(), 0
     for g, n in enumerate(sizes):
         rows = -(-n // (BM * cluster)) * cluster
         tiles |= {
-            (begin + i * BM, j, g, g, begin, begin + n)
+            (begin + i * BM, j, g, g, begin, begin + n, 0, 0)
             for i in range(rows)
             for j in range(0, N, BN)
         }
@@ -181,7 +191,7 @@ def test_every_tile_along_n_once(sizes: tuple[int, ...], M: int, cluster: int, b
     for g, n in enumerate(sizes):
         first = begin // 8 * 8
         tiles |= {
-            (i, j, g, g, begin, begin + n)
+            (i, j, g, g, begin, begin + n, 0, 0)
             for i in range(0, -(-M // (BM * cluster)) * cluster * BM, BM)
             for j in range(first, begin + n, BN)
             if n
@@ -189,6 +199,26 @@ def test_every_tile_along_n_once(sizes: tuple[int, ...], M: int, cluster: int, b
         begin += n
     found = walked_columns(sizes, M, cluster, blocks, same)  # type: ignore[arg-type]
     assert len(found) == len(tiles) and {x[1:] for x in found} == tiles
+
+
+@pytest.mark.parametrize("blocks", [66, 48, 40, 36, 9, 70])
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_tiles_of_a_last_wave_are_cut_into_parts(blocks: int, cluster: int) -> None:
+    """Each by as many blocks as there are for it, and no block has two of the parts."""
+    sizes = (300, 0, 500, 1000) if cluster == 1 else (600, 0, 900, 2000)
+    wanted = expected(sizes, 5 * BN, cluster)
+    found = walked(sizes, 5 * BN, cluster, blocks, same, tail_parts=4)  # type: ignore[arg-type]
+    total = len(wanted) // cluster
+    tail = total % blocks
+    parts = min(blocks // tail, 4) if tail else 0
+    parts = parts if parts > 1 else 0
+    cut = [x for x in found if x[8]]
+    assert {x[1:7] for x in found} == {x[:6] for x in wanted}
+    assert len(found) - len(cut) == (total - tail * (parts > 1)) * cluster
+    assert len(cut) == tail * parts * cluster
+    for t, *_, part, of in cut:
+        assert (of, part) == (parts, (t - total + tail) // tail)
+    assert parts == 0 or len({t % blocks for t, *_ in cut}) == tail * parts
 
 
 def test_bands_of_a_group_are_nearly_even() -> None:

@@ -4,6 +4,7 @@
 #include "sm90/gemm/expression.h"
 #include "sm90/gemm/panels.h"
 #include "sm90/gemm/split_sums.h"
+#include "sm90/gemm/tail_sums.h"
 
 struct Consumer {
   SharedStorage& storage;
@@ -416,6 +417,8 @@ struct Consumer {
       if constexpr (SPLIT > 1) {
         if (!SplitSums{storage, a, split_rank, group * 128 + thread()}.add_up(acc)) return;
       }
+      if constexpr (TAIL)
+        if (p.parts && !TailSums{a, rank, group, thread()}.add_up(acc, p)) continue;
       if constexpr (SCALES_BY_ROWS) multiply_by_scales(acc, scales);
       if (a.alpha != 1.f)
 #pragma unroll

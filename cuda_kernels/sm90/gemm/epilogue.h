@@ -43,7 +43,7 @@ struct EpilogueStore {
 #pragma unroll 1
     for (int t = own.first; t < scheduler.total; t += own.step) {
       const TileCoord p = scheduler.tile(t, rank);
-      if (leaves_out(p, group)) continue;
+      if (leaves_out(p, group) || !stores(p)) continue;
       if constexpr (Config::PREACTIVATION) {
         const Matrix sums = sums_matrix(a, p);
         panels<SUM_PANELS>(p, [&](u32 from, int panel, int row) {

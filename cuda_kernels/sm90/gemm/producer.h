@@ -176,7 +176,7 @@ struct Producer {
         for (int s = 0; s < part.count; s++) load_slice(x, boxes, (part.first + s) * BK);
         if (split_rank) break;  // the first adds up
       } else {
-        const int slices = slices_of(a, x.tile), from = first_of_k(x.tile);
+        const int slices = slices_of(a, x.tile), from = first_of_k(a, x.tile);
 #pragma unroll 1
         for (int s = 0; s < slices; s++) load_slice(x, boxes, from + s * BK);
       }

@@ -259,6 +259,9 @@ def _grouped() -> Iterator[GroupedCase]:
     sizes = tuple(97 * i % 401 for i in range(120))
     yield grouped("bf16-m-nn", "many-tiles", sizes=sizes, N=392, K=328, rest=70)
     yield grouped("f16-m-nt", "many-tiles", sizes=sizes, N=392, K=328)
+    # Few tiles of a long sum: each is cut into parts.
+    cut: dict[str, object] = {"sizes": (300, 3, 500, 0, 300), "rest": 1000, "N": 512, "K": 8200}
+    yield grouped("bf16-m-nn", "many-tiles-cut", **cut)
     # Groups that begin within 16 bytes of C, share them, and end within panels.
     for kind, more in (
         ("bf16-n-nn", {"rest": 70}),

@@ -711,6 +711,22 @@ MUTANTS = (
         "the last box of a group is stored whole, over rows of the next",
     ),
     _mutant(
+        "part-of-a-tile-lost",
+        "sm90/gemm/tail_sums.h",
+        "part < others; part++",
+        "part < others - 1; part++",
+        "grouped-gemm-bf16-m-nn-many-tiles-cut",
+        "the last of the other blocks' sums of a tile is left out",
+    ),
+    _mutant(
+        "parts-of-a-tile-not-waited-for",
+        "sm90/gemm/tail_sums.h",
+        "while (load_acquire(counter) != (u32)others) {}",
+        "",
+        "grouped-gemm-bf16-m-nn-many-tiles-cut",
+        "a tile's sums are added up before the other blocks have written them",
+    ),
+    _mutant(
         "columns-begin-with-the-group",
         GEMM_GROUPS,
         "begin / CHUNK * CHUNK + in_columns",

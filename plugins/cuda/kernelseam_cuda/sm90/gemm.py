@@ -304,6 +304,7 @@ class HopperGemm(HopperKernel):
             "GROUP_ROWS": tile.group_rows,
             "SHARED_A": tile.shared_a,
             "SPLIT": tile.split,
+            "TAIL_PARTS": tile.tail_parts,
             "IN_TURNS": tile.in_turns,
             "PING_PONG": tile.ping_pong,
             "HALVES": tile.halves,
@@ -406,9 +407,7 @@ class HopperGemm(HopperKernel):
             **added,
             **{n: f"{n}{suffix}" for n in SCALES if spec.scales},
             **epilogue_pointers(spec, suffix),
-            **dict.fromkeys(part_pointers(spec), ""),
-            "origin": "",
-            "sums": "",
+            **dict.fromkeys((*part_pointers(spec), "origin", "sums"), ""),
         }
 
     def tensor_maps(

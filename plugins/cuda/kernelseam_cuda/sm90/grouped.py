@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, LaunchConfig, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.grouped_problem import (
     INDICES,
@@ -54,6 +54,8 @@ from kernelseam_cuda.sm90.tiles import (
     HopperGemmTile,
 )
 
+_TAIL_PARTS, _FEWEST_SLICES = 4, 128
+"""Of K into which a tile of a last wave is cut, at most; slices of those that are."""
 MAX_GROUPS = 1024
 """Whose rows of tiles fit the table in shared memory."""
 TABLE_BYTES = 4 * (MAX_GROUPS + 1 + 32 + 3)
@@ -81,7 +83,7 @@ class HopperGroups(HopperKernel, OfferingDefinition):
 
     def stores(self, p: Any, tile: HopperGemmTile) -> bool:
         """Whether tiles can be counted, and stored."""
-        if tile.ping_pong and p.beta:
+        if (tile.ping_pong or tile.tail_parts) and p.beta:
             return False
         return self.count(p, tile) < MAX_TILES and (self.whole(p) or tile.store == "rows")
 
@@ -138,19 +140,21 @@ class HopperGroupedGemm(HopperGroups):
         return _tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
-        return (tile, replace(tile, c_first=True)) if tile.store == "tma" else (tile,)
+        forms = (tile, replace(tile, tail_parts=_TAIL_PARTS)) if _has_tail(tile) else (tile,)
+        first = (False, True) if tile.store == "tma" else (False,)
+        return tuple(replace(t, c_first=c) for t in forms for c in first)
 
     def offered(
         self, problem: GroupedGemmProblem, row: ArchRow | None = None
     ) -> tuple[HopperGemmTile, ...]:
         """Tiles that take a problem. Where C is most of what is moved, its stores leave the L2
-        cache to A and B, as in the batched product."""
-        p, c_first = problem, mostly_c(problem.even)
-        return tuple(
-            replace(t, c_first=c_first and t.store == "tma")
+        cache to A and B, as in the batched product. Tiles of a last wave are cut along a long K."""
+        p, c_first, parts = problem, mostly_c(problem.even), _TAIL_PARTS * _cuts_tiles(problem)
+        tiles = (
+            replace(t, c_first=c_first and t.store == "tma", tail_parts=parts * _has_tail(t))
             for t in _tiles_of(p.spec)
-            if self.stores(p, t)
         )
+        return tuple(t for t in tiles if self.stores(p, t))
 
     def count(self, p: GroupedGemmProblem, tile: HopperGemmTile) -> int:
         rows, columns = tile.bm * tile.cluster, divide_up(p.N, tile.bn)
@@ -168,6 +172,19 @@ class HopperGroupedGemm(HopperGroups):
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return work_of(problem.even, tile, device)
+
+    def launches(
+        self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
+    ) -> Launches:
+        """The kernel alone. Where tiles of the last wave are cut along K, its workspace: a counter
+        for each consumer, which the kernel leaves 0, and the sums of a tile for each block."""
+        if not tile.tail_parts:
+            return Launches((Launch(self, problem, tile),))
+        blocks = self.grid(problem, tile, device)
+        counters = divide_up(4 * blocks * tile.groups, 256) * 256
+        sums = blocks * tile.bm * tile.bn * 4
+        own = Launch(self, problem, tile, {"origin": 0, "sums": counters})
+        return Launches((own,), counters + sums, zeroed_bytes=counters)
 
     def constants(self, spec: GroupedGemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
         producer, consumer = REGISTERS[tile.groups]
@@ -259,6 +276,23 @@ class HopperGroupedGemm(HopperGroups):
         yield one("m", with_epilogue("swiglu", both), True, INDICES[:1])
         yield one("m", with_epilogue("silu", both))
         yield one("m", with_epilogue("gelu", transposed), indices=INDICES)
+
+
+def _has_tail(tile: HopperGemmTile) -> bool:
+    """Whether a tile's blocks may share the tiles of a last wave. (Pairs by twice as many rows have
+    fewer tiles, of which more fill a wave.)"""
+    return tile in GROUPED and tile.cluster == 1 and tile.store == "tma"
+
+
+def _cuts_tiles(p: GroupedGemmProblem) -> bool:
+    """Whether tiles of a last wave are cut: those of plain products of 16 bits whose sums are long,
+    where no C is added. (H200, E8 8192×4096→14336 skewed, by 128×256, µs: its input gradient,
+    K = 14336, 8.2 waves, 1630 as whole tiles, 1509 cut; forward, K = 4096, the same within 4 %
+    either way.)"""
+    product = p.spec.product
+    plain = not (p.spec.indices or product.epilogue or p.beta) and product.dtype.itemsize == 2
+    slices = divide_up(p.K, slice_of(product))
+    return plain and p.spec.along == "m" and slices >= _FEWEST_SLICES
 
 
 def _gathers(spec: GroupedGemmSpec) -> bool:

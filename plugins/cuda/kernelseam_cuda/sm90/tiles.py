@@ -86,6 +86,8 @@ class HopperGemmTile:
     """Of e4m3: two consumers alternate in multiplying, so that one adds up while the other does."""
     ping_pong: bool = False
     """Two consumers have a tile each, and one multiplies while the other writes."""
+    tail_parts: int = 0
+    """Into which tiles of a last wave of few are cut along K, at most; 0: they are not."""
     halves: bool = False
     """Of e4m3: a consumer multiplies half of its columns after the other, and adds up meanwhile."""
 
@@ -97,6 +99,7 @@ class HopperGemmTile:
         )
         more += "-pingpong" * self.ping_pong + "-turns" * self.in_turns + "-halves" * self.halves
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
+        more += f"-tail{self.tail_parts}" * (self.tail_parts > 1)
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
     def shared_bytes(
