@@ -236,7 +236,7 @@ def _gradients() -> Iterator[BackwardCase]:
         yield gradients(f"{kind}-causal", "many-tiles-gqa", S_q=9, S_k=200, **grouped)
         yield gradients(kind, "many-tiles-window", window=(33, 12), S_q=70, S_k=140, **_heads(2))
         if kind in ("f16-64", "bf16-128"):  # by element; entries share a bias
-            both = {"S_q": 140, "S_k": 160, **_heads(2)}
+            both = {"S_q": 140, "S_k": 160, **_heads(2, HEADS // 2)}
             bias = DType.float32 if kind == "f16-64" else DType.bfloat16
             shared = {"bias": bias, "bias_layout": OperandLayout(broadcast="b")}
             yield gradients(kind, "many-tiles-bias", bias_gradient=True, **shared, **both)
