@@ -25,7 +25,10 @@ from benchmarks import precompile
 from benchmarks.comparing.attention import AttentionRow
 from benchmarks.comparing.backward import BackwardRow
 from benchmarks.comparing.decoding import DecodeRow
+from benchmarks.comparing.epilogues import EpilogueRow
 from benchmarks.comparing.gemm import GemmRow
+from benchmarks.comparing.grouped import FORMS, GroupedRow
+from benchmarks.comparing.paging import PagedRow
 from benchmarks.comparing.results import BACK_TO_BACK, OURS, Record, Timed
 from benchmarks.comparing.rows import PEERS_DIFFER, Contestant, Session, Wrong, apart
 from benchmarks.comparing.timing import Settings, Turn, measure
@@ -41,7 +44,7 @@ GOOD, BAD = 0.05, 0.20
 MOST_BYTES, MOST_OPERATIONS = 1 << 30, {"float32": 1e11, "": 1e12}
 """Of a problem; operations by dtype, "" for all others."""
 
-Row = AttentionRow | BackwardRow | DecodeRow | GemmRow
+Row = AttentionRow | BackwardRow | DecodeRow | EpilogueRow | GemmRow | GroupedRow | PagedRow
 Rng = np.random.Generator
 Draw = Callable[[Rng], Row]
 
@@ -101,6 +104,17 @@ def _decode(rng: Rng, D: int, group: int) -> Row:
     return DecodeRow(batch, keys, heads, kv_heads or heads, D, 16, mixed=bool(mixed))
 
 
+def _paged(rng: Rng, D: int, group: int) -> Row:
+    """Prefills, chunks of sequences or few queries, one of three beside sequences with one
+    query."""
+    kv_heads = int(rng.choice((1, 2, 4, 8)))
+    keys, most = log_uniform(rng, 16, 16384), int(rng.choice((8, 8192)))
+    parts = [(log_uniform(rng, 1, 64), log_uniform(rng, 1, min(keys, most)), keys)]
+    if rng.random() < 1 / 3:
+        parts.append((log_uniform(rng, 1, 128), 1, log_uniform(rng, 16, 16384)))
+    return PagedRow(tuple(parts), kv_heads * group, kv_heads, D, 16, suite="paged")
+
+
 def _backward(rng: Rng, D: int, causal: bool, group: int) -> Row:
     heads, kv_heads = _heads(rng, group)
     return BackwardRow(
@@ -112,6 +126,20 @@ def _gemm(rng: Rng, dtype: str, b_transposed: bool, many: bool) -> Row:
     high = 2048 if many else 16384
     M, N, K = (ragged(rng, 1, high), *(8 * ragged(rng, 1, high // 8) for _ in range(2)))
     return GemmRow("gemm", log_uniform(rng, 2, 4096) if many else 1, M, N, K, dtype, b_transposed)
+
+
+def _epilogue(rng: Rng, **options: Any) -> Row:
+    """A linear layer with an epilogue."""
+    columns, hidden = (64 * log_uniform(rng, 4, 256) for _ in range(2))
+    return EpilogueRow("epilogue", log_uniform(rng, 1, 16384), columns, hidden, **options)
+
+
+def _grouped(rng: Rng, form: str) -> Row:
+    """Experts' layers."""
+    hidden, width = (64 * log_uniform(rng, 4, 128) for _ in range(2))
+    sizes = str(rng.choice(("equal", "skewed", "drawn")))
+    experts, tokens = log_uniform(rng, 2, 64), log_uniform(rng, 64, 16384)
+    return GroupedRow("grouped", experts, tokens, hidden, width, sizes, form)
 
 
 KINDS: dict[str, tuple[Draw, ...]] = {
@@ -126,6 +154,7 @@ KINDS: dict[str, tuple[Draw, ...]] = {
     "small": tuple(partial(_small, D=D, group=group) for D in (64, 128) for group in (1, 4)),
     "few": tuple(partial(_few, D=D, group=group) for D, group in ((128, 4), (64, 1))),
     "decode": tuple(partial(_decode, D=D, group=group) for D, group in ((128, 4), (64, 8))),
+    "paged": tuple(partial(_paged, D=D, group=group) for D, group in ((128, 4), (64, 8))),
     "backward": tuple(
         partial(_backward, D=D, causal=causal, group=group)
         for D, causal, group in ((64, False, 1), (128, True, 4), (128, False, 1))
@@ -135,6 +164,12 @@ KINDS: dict[str, tuple[Draw, ...]] = {
         for dtype, transposed in (("bfloat16", True), ("float16", False), ("float32", False))
         for many in (False, True)
     ),
+    "epilogue": (
+        partial(_epilogue, epilogue="gelu", bias=True),
+        partial(_epilogue, epilogue="swiglu", interleaved=True),
+        partial(_epilogue, epilogue="silu", sums="row_squares"),
+    ),
+    "grouped": tuple(partial(_grouped, form=form) for form in FORMS),
 }
 """What is drawn of each kind; the extents of a spec's problems differ."""
 
@@ -230,7 +265,9 @@ def answered(question: Question, session: Session) -> Record:
     row = question.row
     prepared = row.prepare(replace(session, implementations=question.others, peers=False))
     chosen = next(c for c in prepared.contestants if c.role == OURS)
-    others = [c for c in prepared.contestants if c.implementation in question.others]
+    others = [
+        c for c in prepared.contestants if c.role == OURS and c.implementation in question.others
+    ]
     chosen.run()
     for c in others:
         c.run()

@@ -33,7 +33,10 @@ def row(*tiles: DecodeTile, shared: int = 227) -> ArchRow:
 
 
 def device(units: int = 132) -> Device:
-    return Device("fake", 0, "fake1", "", DeviceLimits(compute_units=units))
+    limits = DeviceLimits(
+        units, bytes_per_second=4e12, operations_per_second={"float16": 1e15, "bfloat16": 1e15}
+    )
+    return Device("fake", 0, "fake1", "", limits)
 
 
 def problem(**more: Any) -> AttentionProblem:

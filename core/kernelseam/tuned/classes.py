@@ -149,11 +149,12 @@ def _sign(x: float) -> float:
 
 def _attention(p: Any) -> Any:
     spec = p.spec
+    batch = rows(p.batch)  # whose tiles, or their parts, fill a device or not
     if p.S_q <= _FEW:
-        batch, s_q, s_k = about(p.batch), few(p.S_q), about(p.S_k)
+        s_q, s_k = few(p.S_q), about(p.S_k)
     else:
         group = p.head_group if p.head_group < _FEW else 1  # heads that may share a tile's rows
-        batch, s_q, s_k = rows(p.batch), rows(p.S_q * group) // group, rows(p.S_k)
+        s_q, s_k = rows(p.S_q * group) // group, rows(p.S_k)
     if spec.batch_invariant:
         batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH
     width = -(-s_k // p.page_size) if p.page_size else 0

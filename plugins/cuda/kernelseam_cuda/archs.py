@@ -16,22 +16,23 @@ OPTIONS = ("-std=c++17", "-default-device")
 
 _HALF_PRECISION = frozenset({DType.float16, DType.bfloat16})
 _HALF = LibraryRate(
-    *(128, 0.74, 3.8e-7, 1.6e-7),
+    *(128, 0.67, 3.5e-7),
     few_rows=1.01,
-    edge=0.8,
-    step_seconds=7.5e-8,
+    edge=3.2,
+    step_seconds=1e-7,
     few_step_seconds=3.1e-8,
-    thin_seconds=3e-6,
-    split_seconds=3.4e-6,
+    few_seconds=2.7e-7,
+    thin_seconds=3.2e-6,
+    split_seconds=3.3e-6,
 )
 _SINGLE = LibraryRate(
-    *(128, 0.99, 4.5e-7, 9e-7),
+    *(128, 0.99, 5.2e-7, 8e-7),
     tf32=6.0,
-    few_rows=0.85,
-    edge=20,
+    few_rows=0.88,
+    edge=17,
     step_seconds=8e-8,
-    few_step_seconds=2.1e-8,
-    few_seconds=3e-6,
+    few_step_seconds=2e-8,
+    few_seconds=4.2e-6,
     split_seconds=4.5e-6,
 )
 _LIBRARY = {
@@ -42,7 +43,14 @@ _LIBRARY = {
 }
 _LISTS = _LIBRARY | dict.fromkeys(
     (DType.float16, DType.bfloat16),
-    replace(_HALF, rate=0.65, block_seconds=7.5e-7, split_seconds=None),
+    LibraryRate(
+        *(128, 0.65, 7.5e-7, 1.6e-7),
+        few_rows=1.01,
+        edge=0.8,
+        step_seconds=7.5e-8,
+        few_step_seconds=3.1e-8,
+        thin_seconds=3e-6,
+    ),
 )
 _LIBRARIES = {"cublas": _LIBRARY, "cublaslt": _LIBRARY, "cublas-batched": _LISTS}
 HOPPER = Coefficients(

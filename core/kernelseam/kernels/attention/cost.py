@@ -18,8 +18,14 @@ from kernelseam.kernels.elements import divide_up, pad
 Tile = TypeVar("Tile")
 NARROW = 0.6
 """Of a tile's rate where rows are read element by element."""
-PAGED_SECONDS = 1.6e-6
+PAGED_SECONDS = 1.9e-6
 """Of a block that waits until it knows where the pages are."""
+PACKED_SECONDS = 7e-7
+"""Of a block that waits until it knows where its sequence begins and ends."""
+AGAIN = 0.33
+"""What a byte takes that a tile reads again, from the L2 cache, of one from memory: an H200's
+cache is three times as fast, by 290 random problems (``python -m benchmarks choices``), and so are
+the seconds above."""
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
 """Rates of tiles that were not measured."""
 PRODUCTS = {"both": 7, "keys": 4, "queries": 3}
@@ -61,7 +67,24 @@ def forward_work(p: AttentionProblem, tile: AttentionTile) -> Work:
     start = tile.block_seconds
     if spec.kv_view == "paged":
         start += PAGED_SECONDS
-    return Work(p.bytes_moved, blocks, step * keys, step * most, spec.dtype, rate, start)
+    if spec.q_view == "packed":
+        start += PACKED_SECONDS
+    return Work(
+        p.bytes_moved + again_bytes(p, keys * blocks / tile.splits),
+        blocks,
+        step * keys,
+        step * most,
+        spec.dtype,
+        rate,
+        start,
+    )
+
+
+def again_bytes(p: AttentionProblem, keys: float) -> int:
+    """What reading keys and values again costs, where all tiles read so many."""
+    row = (p.spec.head_dim + p.spec.value_dim) * p.spec.kv.itemsize
+    once = p.total_k or p.batch * p.S_k
+    return round(AGAIN * row * max(keys - once * p.kv_heads, 0))
 
 
 def backward_work(problem: AttentionBwdProblem, tile: BackwardTile, blocks: int) -> Work:

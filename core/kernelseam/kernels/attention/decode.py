@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
@@ -12,6 +13,7 @@ from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import OPERANDS, VIEWS
+from kernelseam.kernels.attention.cost import least_seconds
 from kernelseam.kernels.attention.forward_arguments import (
     SUPPORTED,
     forward_signature,
@@ -76,6 +78,8 @@ class DecodeTile:
     block_seconds: float = field(default=4e-6, compare=False)
     item_seconds: float = field(default=8e-7, compare=False)
     """Of a sequence's KV head with a tile of its rows, whatever its keys."""
+    step_seconds: float = field(default=0.0, compare=False)
+    """Of a warp's tile of keys, which it waits for alone."""
     dtype_kv: DType | None = None
     """As in AttentionTile; so ``widened``."""
     widened: bool = False
@@ -171,9 +175,7 @@ class AttentionDecode(KernelDefinition):
         return tuple(t for t in fit if t.max_dim == narrowest)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> DecodeTile:
-        """The first of those that read K and V least often."""
-        tiles, rows = self.tiles(problem.spec, row), problem.S_q * problem.head_group
-        return min(tiles, key=lambda t: divide_up(rows, t.rows))
+        return least_seconds(self, problem, self.tiles(problem.spec, row), row, device)
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -231,8 +233,10 @@ class AttentionDecode(KernelDefinition):
 
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
         """Every block an equal part of all keys that are seen, whole tiles of rows, and of the
-        items that they belong to. Each tile of rows reads keys and values again."""
+        items that they belong to. Each tile of rows reads keys and values again. All blocks run at
+        once: what one starts and ends with counts once."""
         p, blocks = typical(problem), self.grid(problem, tile, device)
+        at_once = divide_up(blocks, max(device.limits.compute_units, 1))
         rows = divide_up(p.S_q * p.head_group, tile.rows)
         keys = p.batch * p.kv_heads * p.visible / max(p.S_q, 1)
         dims = p.spec.head_dim + p.spec.value_dim
@@ -240,6 +244,8 @@ class AttentionDecode(KernelDefinition):
         padded = 2.0 * (pad(p.spec.head_dim) + pad(p.spec.value_dim))
         operations = padded * keys * rows * tile.rows / max(blocks, 1)
         items = p.batch * p.kv_heads * rows / max(blocks, 1)
+        of_items = items * tile.item_seconds
+        steps = ceil(keys * rows / max(blocks, 1) / tile.bn / tile.warps)
         return Work(
             p.bytes_moved + again,
             blocks,
@@ -247,7 +253,8 @@ class AttentionDecode(KernelDefinition):
             operations,
             p.spec.dtype,
             tile.rate,
-            tile.block_seconds + items * tile.item_seconds,
+            tile.block_seconds / max(at_once, 1) + of_items,
+            tile.block_seconds + of_items + steps * tile.step_seconds,
         )
 
     def covering(self) -> Iterable[Covered]:

@@ -71,6 +71,10 @@ class GemvTile:
     latency: float = field(default=1e-6, compare=False)
     """For its cost: of the seconds from a load of its rows to their use, those that other loads do
     not hide."""
+    step_seconds: float = field(default=2e-7, compare=False)
+    """For its cost: of a load of its rows to its use in a block that is alone; ``latency`` is what
+    is left of it where others load, too. (H200: 2×16×14336, 56 loads one after the other, take 13.6
+    µs.)"""
     block_seconds: float = field(default=0.0, compare=False)
     """For its cost: as in GemmTile."""
     dtypes: frozenset[DType] = _DTYPES
@@ -269,6 +273,7 @@ class GemvDefinition(OfferingDefinition):
             dtype=DType.float64 if spec.dtype_acc is DType.float64 else DType.float32,
             rate=RATE,
             block_seconds=tile.block_seconds,
+            alone=loads * tile.step_seconds,
             waiting=(rounds - _STARTED) * loads * tile.latency,
         )
 

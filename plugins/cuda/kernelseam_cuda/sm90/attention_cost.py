@@ -7,18 +7,21 @@ from math import ceil
 from kernelseam.contract import Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem
-from kernelseam.kernels.attention.cost import tile_keys
+from kernelseam.kernels.attention.cost import again_bytes, tile_keys
 from kernelseam.kernels.attention.ragged import expected_tiles
 
 from kernelseam_cuda.sm90.attention_blocks import element_rate
 from kernelseam_cuda.sm90.attention_pages import COPIED_RATE
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
-GROUPED_SECONDS = 1e-6
+# Seconds are fitted to 290 random problems of one H200 (benchmarks/notes/choices.md).
+GROUPED_SECONDS = 1.7e-6
 """Added to a tile whose rows are the heads of a group: its result leaves from registers. A
 cluster's does so anyway."""
-PAGES_SECONDS = 2e-6
+PAGES_SECONDS = 1.8e-6
 """Added, in place of that, where the producer first reads where pages are."""
+PACKED_SECONDS, PACKED_BESIDE_PAGES = 2.5e-6, 9e-7
+"""Added where it first reads where its sequence begins and ends, which pages hide in part."""
 CLUSTER_SECONDS = 4.1e-6
 """Added where the parts of keys are a cluster's blocks: its start, and the merge."""
 
@@ -35,10 +38,14 @@ def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device)
         seconds += PAGES_SECONDS
     elif tile.group_heads > 1 and not tile.in_cluster:
         seconds += GROUPED_SECONDS
+    if p.spec.q_view == "packed":
+        seconds += PACKED_BESIDE_PAGES if p.spec.kv_view == "paged" else PACKED_SECONDS
     alone = keys / tile.bn * tile.step_seconds
+    blocks = _blocks(p, tile, device.limits.compute_units)
     return Work(
-        p.bytes_moved,
-        _blocks(p, tile, device.limits.compute_units),
+        p.bytes_moved
+        + again_bytes(p, keys * expected_tiles(p, tile.bm, tile.group_heads) * tile.parts),
+        blocks,
         step * keys,
         step * longest,
         p.spec.dtype,

@@ -17,9 +17,9 @@ ROWS = 64
 SMALL_TILES = 264
 """Up to so many tiles, two a multiprocessor, a problem is small, and up to twice as many where two
 run at once."""
-SMALL_SECONDS = 9e-7
+SMALL_SECONDS = 1.6e-6
 """What such a tile takes beside its keys, as ``block_seconds``, where it does not share its
-multiprocessor: one of few queries has that to itself."""
+multiprocessor: one of few queries has that to itself (an H200, random problems)."""
 
 FEWEST_QUERIES = 9
 """Of a sequence, for clusters and for blocks that share a multiprocessor. Fewer have a kernel of
@@ -71,15 +71,11 @@ def _few_enough(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
 def for_few(
     p: AttentionProblem, tiles: tuple[HopperAttentionTile, ...], device: Device
 ) -> tuple[HopperAttentionTile, ...]:
-    """These tiles, and of few queries those with rows of all heads of a group and with keys in
-    parts. Tiles that are taken because a problem is small read keys for each head: in parts, more
-    often than one that heads share."""
-    few = tuple(t for t in tiles if _few_enough(p, t))
-    shared = tuple(dict.fromkeys((*few, *(shared_rows(p, t) for t in few))))
-    parts = (parted(p, t, device) for t in shared)
-    any_rows = dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles)))
-    clusters = (x for t in any_rows for x in clustered(p, t, device))
-    return tuple(dict.fromkeys((*tiles, *shared, *parts, *clusters)))
+    """These tiles, those with rows of all heads of a group, and both with keys in parts."""
+    shared = tuple(dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles))))
+    parts = (x for t in shared for x in parted(p, t, device))
+    clusters = (x for t in shared for x in clustered(p, t, device))
+    return tuple(dict.fromkeys((*shared, *parts, *clusters)))
 
 
 def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
@@ -96,14 +92,17 @@ def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
     )
 
 
-def parted(p: AttentionProblem, tile: HopperAttentionTile, device: Device) -> HopperAttentionTile:
+def parted(
+    p: AttentionProblem, tile: HopperAttentionTile, device: Device
+) -> tuple[HopperAttentionTile, ...]:
     """The tile with keys in so many parts that the device is full, where tiles fill less than half
-    of it."""
+    of it, and in half as many, which leave less to merge."""
     tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
     room = units * tile.blocks
     parts = 1 if not tiles or 2 * tiles > room else room // tiles
-    return replace(tile, parts=max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1))
+    most = max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1)
+    return tuple(replace(tile, parts=n) for n in dict.fromkeys((most, max(most // 2, 1))))
 
 
 def clustered(

@@ -30,10 +30,9 @@ class HopperParts(HopperAttention):
         return tuple(dict.fromkeys(apart))
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
-        tiles = [
-            parted(problem, shared_rows(problem, t), device) for t in self.tiles_of(problem, row)
-        ]
-        in_parts = tuple(replace(t, parts=max(t.parts, 2)) for t in tiles)
+        shared = (shared_rows(problem, t) for t in self.tiles_of(problem, row))
+        tiles = (x for t in shared for x in parted(problem, t, device))
+        in_parts = dict.fromkeys(replace(t, parts=max(t.parts, 2)) for t in tiles)
         return least_seconds(self, problem, in_parts, row, device)
 
     def takes(

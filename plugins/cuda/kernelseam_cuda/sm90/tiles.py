@@ -199,8 +199,8 @@ SPLIT = (
         b_first=True,
         split=2,
         most_tiles=66,
-        rate=0.63,
-        block_seconds=1e-6,
+        rate=0.655,
+        block_seconds=1.8e-6,
     ),
 )
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles: more
@@ -212,9 +212,9 @@ FEW_ROWS = (
         b_first=True,
         shared_a=True,
         most_tiles=33,
-        rate=0.54,
-        block_seconds=5.5e-7,
-        start_seconds=4.5e-7,
+        rate=0.66,
+        block_seconds=3.2e-7,
+        start_seconds=2.6e-7,
     ),
 )
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
@@ -235,13 +235,13 @@ EPILOGUE = (
     GEMM[0],
     HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.18, block_seconds=1.2e-6),
     HopperGemmTile(
-        *(128, 128, 2, 5, 1, 4, "tma"), rate=1.0, block_seconds=1e-7, start_seconds=5.5e-7
+        *(128, 128, 2, 5, 1, 4, "tma"), rate=1.0, block_seconds=1e-7, start_seconds=2.8e-7
     ),
     HopperGemmTile(
         *(128, 128, 2, 5, 1, 4, "rows"), rate=0.99, block_seconds=5e-7, start_seconds=3.5e-7
     ),
     HopperGemmTile(
-        *(128, 64, 2, 6, 1, 4, "tma"), rate=0.75, block_seconds=3.7e-7, start_seconds=3e-7
+        *(128, 64, 2, 6, 1, 4, "tma"), rate=0.793, block_seconds=3.7e-7, start_seconds=3e-7
     ),
     HopperGemmTile(64, 64, 1, 6, 1, 1, "rows", blocks=2, rate=0.6, block_seconds=2e-7),
 )
@@ -251,7 +251,7 @@ EPILOGUE_LINEAR = (PING_PONG, *AT_ONCE, *(t for t in SPLIT if t.blocks == 2), *F
 """The same of linear layers, few tokens and many."""
 
 GROUPED = (
-    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.16, rate_along_m=1.2, block_seconds=5e-7),
+    HopperGemmTile(128, 256, 2, 3, 2, 4, "tma", rate=1.16, rate_along_m=1.2, block_seconds=7.6e-7),
     HopperGemmTile(
         *(128, 256, 2, 4, 1, 1, "tma"),
         group_rows=16,
@@ -259,7 +259,7 @@ GROUPED = (
         rate_along_m=1.1,
         block_seconds=2e-6,
     ),
-    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.16, block_seconds=7e-7),
+    HopperGemmTile(128, 192, 2, 5, 2, 1, "tma", rate=1.16, block_seconds=9.6e-7),
     HopperGemmTile(
         *(128, 128, 2, 5, 1, 2, "tma"),
         group_rows=16,
@@ -267,7 +267,7 @@ GROUPED = (
         rate_along_m=1.06,
         block_seconds=2e-7,
     ),
-    HopperGemmTile(64, 256, 1, 5, 1, 2, "rows", group_rows=16, rate=0.80, block_seconds=2e-7),
+    HopperGemmTile(64, 256, 1, 5, 1, 2, "rows", group_rows=16, rate=0.756, block_seconds=5.9e-7),
     HopperGemmTile(
         *(64, 128, 1, 4, 1, 1, "rows"), blocks=2, group_rows=16, rate=0.75, block_seconds=2e-7
     ),
