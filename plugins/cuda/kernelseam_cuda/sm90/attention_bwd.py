@@ -32,7 +32,6 @@ from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90 import attention_score_gradient as score_gradient
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
@@ -50,6 +49,8 @@ from kernelseam_cuda.sm90.attention_bwd_rows import (
 )
 from kernelseam_cuda.sm90.attention_bwd_tiles import BACKWARD_REGISTERS, HopperWideBackwardTile
 from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
+from kernelseam_cuda.sm90.attention_score_gradient import SCORE_GRADIENT
+from kernelseam_cuda.sm90.attention_score_gradient import steps as score_gradient_steps
 from kernelseam_cuda.sm90.tiles import promotion
 
 _CONSUMERS = 2
@@ -132,7 +133,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
             Launch(self.main(tile), problem, tile, {**workspace, "counter": 0}),
             Launch(QUERY_GRADIENT, problem, tile, sums),
         ]
-        of_scores, size = score_gradient.steps(problem, tile.step, workspace, size)
+        of_scores, size = score_gradient_steps(problem, tile.step, workspace, size)
         steps += of_scores
         if problem.spec.sink_gradient:
             packed = spec.q_view == "packed"
@@ -267,7 +268,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
             of_bias = AttentionBwdSpec(elements, bias_gradient=gradient)
             yield Covered(self, of_bias, often=often)
             if gradient:
-                yield Covered(score_gradient.SCORE_GRADIENT, of_bias, often=often)
+                yield Covered(SCORE_GRADIENT, of_bias, often=often)
 
 
 class HopperWideAttentionBwd(HopperAttentionBwd):
