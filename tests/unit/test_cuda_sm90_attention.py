@@ -424,6 +424,25 @@ def test_parts_are_for_tiles_that_do_not_fill_the_device() -> None:
     assert {t.group_heads for t in HALF.variants(many, ROW, PRODUCT).values()} == {1}
 
 
+@pytest.mark.parametrize(
+    ("changes", "tiles", "parts"),
+    [
+        ({}, 72, {3, 5, 9}),  # waves of a whole tile: 1, 2/3, 3/5, 5/9
+        ({"kv_heads": 11, "heads": 88}, 99, {4}),  # 3/4, 5 % less of which no more have
+        ({"batch": 2}, 144, {2, 3, 4, 6, 10}),
+        ({"kv_heads": 7, "heads": 56}, 63, {2}),  # less than half: as many as fill the device
+        ({"S_k": 500}, 72, set()),  # tiles differ by what the causal mask hides
+    ],
+)
+def test_parts_even_the_last_wave(changes: dict[str, Any], tiles: int, parts: set[int]) -> None:
+    p = few(**{"S_q": 129, "heads": 64, "S_k": 20599, "head_dim": 256, "value_dim": 256, **changes})
+    found = [
+        t for t in HALF.variants(p, ROW, PRODUCT).values() if t.bm == 128 and t.group_heads > 1
+    ]
+    assert {expected_tiles(p, t.bm, t.group_heads) for t in found} == {tiles}
+    assert {t.parts for t in found if not t.in_cluster} - {1} == parts
+
+
 def test_a_batch_invariant_spec_has_one_tile() -> None:
     p = few()
     p = replace(p, spec=replace(p.spec, batch_invariant=True))

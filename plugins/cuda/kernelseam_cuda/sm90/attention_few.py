@@ -10,6 +10,7 @@ from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS
 from kernelseam.kernels.attention.ragged import expected_tiles, mean_queries
 
+from kernelseam_cuda.sm90.attention_blocks import is_banded
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
 ROWS = 64
@@ -33,6 +34,13 @@ CLUSTER_CONSUMERS = 2
 """More of a block have no registers for it."""
 CLUSTER_KEYS = 128
 """Keys below which a part is not worth a block of a cluster."""
+MOST_EVENED = 16
+"""Parts of tiles that more than half fill the device."""
+WORTH_EVENING = 0.95
+"""Of the waves that fewer parts take: what more of them must come to, as each part begins anew."""
+ALIKE = 4
+"""Times as many keys as queries, with which tiles take about as long as each other: where a causal
+mask hides more of some, a persistent block takes a long tile and others two short ones."""
 
 
 def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttentionTile:
@@ -73,7 +81,7 @@ def for_few(
 ) -> tuple[HopperAttentionTile, ...]:
     """These tiles, those with rows of all heads of a group, and both with keys in parts."""
     shared = tuple(dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles))))
-    parts = (x for t in shared for x in parted(p, t, device))
+    parts = (x for t in shared for x in (*parted(p, t, device), *evened(p, t, device)))
     clusters = (x for t in shared for x in clustered(p, t, device))
     return tuple(dict.fromkeys((*shared, *parts, *clusters)))
 
@@ -103,6 +111,26 @@ def parted(
     parts = 1 if not tiles or 2 * tiles > room else room // tiles
     most = max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1)
     return tuple(replace(tile, parts=n) for n in dict.fromkeys((most, max(most // 2, 1))))
+
+
+def evened(
+    p: AttentionProblem, tile: HopperAttentionTile, device: Device
+) -> tuple[HopperAttentionTile, ...]:
+    """The tile with keys in parts where its tiles fill more than half of the device, at most twice,
+    and leave a good part of it idle at the end: each number of parts that all take less of waves of
+    whole tiles than any before."""
+    tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
+    room = units * tile.blocks
+    alike = ALIKE * p.S_q <= p.S_k and p.left is None and is_banded(p.spec)
+    if not alike or not room < 2 * tiles <= 4 * room:
+        return ()
+    least, found = float(-(-tiles // room)), list[HopperAttentionTile]()
+    for parts in range(2, min(p.S_k // FEWEST_KEYS, MOST_EVENED) + 1):
+        waves = -(-tiles * parts // room) / parts
+        if waves <= WORTH_EVENING * least:
+            least = waves
+            found.append(replace(tile, parts=parts))
+    return tuple(found)
 
 
 def clustered(
