@@ -52,6 +52,9 @@ _DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in LATENT))
 """Of keys and of values."""
 _ROW_SCALE_BLOCK = 128
 """Of FlashMLA's rows."""
+_SCALED = 2, 0.6
+"""Of such rows, which threads load and convert: how often memory's time for them passes, and the
+part of the rate that is left."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together."""
 _STATES = 2
@@ -256,13 +259,14 @@ class HopperLatent(HopperKernel):
         p, blocks = problem, self.grid(problem, tile, device)
         pairs = tile.rows * row_tiles_of(p, tile) * p.visible / p.S_q
         operations = 2.0 * (tile.head_dim + tile.value_dim) * pairs
+        reads, part = _SCALED if p.spec.row_scale_block else (1, 1.0)
         return Work(
-            p.bytes_moved,
+            p.bytes_moved * reads,
             blocks,
             operations / blocks,
             operations / blocks,
             p.spec.dtype,
-            tile.rate,
+            tile.rate * part,
             tile.block_seconds,
         )
 
