@@ -374,3 +374,10 @@ def test_results_given_by_the_caller_are_written_by_transforms_too() -> None:
     want = a @ b + 0.5 * c + residual
     torch.testing.assert_close(torch.func.vmap(call)(a[None])[0], want)
     torch.testing.assert_close(torch.func.functionalize(call)(a), want)
+
+
+def test_lists_are_launched_outside_of_cuda_graphs() -> None:
+    """Their addresses are copied to the device first; torch.compile is told by a tag."""
+    unsafe = torch.Tag.cudagraph_unsafe
+    assert unsafe in torch.ops.kernelseam.grouped_mm_list.default.tags
+    assert unsafe not in torch.ops.kernelseam.grouped_mm.default.tags

@@ -35,6 +35,7 @@ def define(
     batched: Callable[..., Any] | None = None,
     flops: Callable[..., int] | None = None,
     rules: Mapping[str, Rule] | None = None,
+    captured: bool = True,
 ) -> Callable[..., Any]:
     """Define the operator of a schema, and return a function that calls it.
 
@@ -46,12 +47,16 @@ def define(
     ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it, but for a mapped axis
     with elements; without it torch.vmap calls the operator once an element. ``flops``:
     what torch.utils.flop_counter counts for a call, by its arguments. ``rules``: those of options
-    that this operator takes otherwise than others do. The function that is
-    returned checks its arguments, and takes dtypes by any of their names.
+    that this operator takes otherwise than others do. ``captured``: whether CUDA graphs take a
+    call; torch.compile launches others outside of its graphs. The function that is returned checks
+    its arguments, and takes dtypes by any of their names.
     """
     name = schema.partition("(")[0]
     defined(name)  # before torch asks whether there is one of this name
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+    tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
+    if not captured:
+        tags += [x for n, x in torch.Tag.__members__.items() if n == "cudagraph_unsafe"]
+    LIBRARY.define(schema, tags=tuple(tags))
     LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{name}"
     packet = operator_of(name)

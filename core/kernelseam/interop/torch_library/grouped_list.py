@@ -138,6 +138,7 @@ GROUPED_MM_LIST = define(
     backward=_backward,
     batched=_batched,
     flops=flops.products,
+    captured=False,  # lists of addresses are copied to the device first
 )
 
 
