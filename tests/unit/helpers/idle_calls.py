@@ -102,9 +102,9 @@ def layer(n: int) -> Callable[[], object]:
 
 def repeated() -> dict[str, Callable[[], object]]:
     """Calls that come again, at the same addresses."""
-    q, a = zeros(1, 4, 128, 64), zeros(4, 128, 128)
+    q, a = zeros(1, 4, 128, 64), zeros(16, 128, 128)
     out, c = torch.empty_like(q), torch.empty_like(a)
-    k, b = zeros(1, 4, 128, 64), zeros(4, 128, 128)
+    k, b = zeros(1, 4, 128, 64), zeros(16, 128, 128)
     lists = [[zeros(8 + g, 64) for g in range(64)] for _ in range(2)]
     return {
         "lists again": lambda: ks.grouped_mm_list(lists[0], [a[0, :64, :64].mT] * 64, out=lists[1]),
