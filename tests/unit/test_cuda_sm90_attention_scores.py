@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -273,3 +274,23 @@ def test_a_mask_that_repeats_is_kept_up_to_a_size() -> None:
         assert HALF.refuse(replace(p, **shared), ROW) == kept
     each = {**shared, "mask_strides": (8192 * 8192, 0, 8192, 1)}
     assert HALF.refuse(replace(lengths, **each), ROW) is None
+
+
+@pytest.mark.parametrize("dim", [8, 64, 96, 104, 128, 160, 192, 256])
+@pytest.mark.parametrize("bias", [None, DType.bfloat16, DType.float32])
+def test_what_is_not_refused_has_a_tile(dim: int, bias: DType | None) -> None:
+    """Whatever hides keys or adds to scores beside a bias, dense and over pages."""
+    flags = ("causal", "window", "mask", "alibi", "prefix", "lengths", "softcap")
+    taken = 0
+    for chosen in itertools.product((False, True), repeat=len(flags)):
+        named = dict(zip(flags, chosen, strict=True))
+        if named["prefix"] and not (named["causal"] or named["window"]):
+            continue
+        for view in ("strided", "paged"):
+            fields = {"head_dim": dim, "value_dim": dim, "bias": bias, "kv_view": view, **named}
+            p = attention_problem(**fields)
+            if HALF.refuse(p, ROW) is None:
+                taken += 1
+                assert HALF.tiles_of(p, ROW), fields
+                assert HALF.tile(p, ROW, H200).fits
+    assert taken >= 100 or (bias and dim > 128)

@@ -195,6 +195,7 @@ ATTENTION = (
         64, 64, 4, 64, 4, 1, 1, False, False, 8, hides=False, has_bias=True, rate=0.95
     ),
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, has_bias=True, rate=0.82),
+    HopperAttentionTile(64, 64, 2, 128, 3, 2, 1, True, False, 24, has_bias=True, rate=0.8),
     HopperAttentionTile(96, 96, 3, 96, 2, 2, 1, False, True, 24, rate=1.19),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(104, 104, 3, 64, 3, 1, 1, False, False, 16, rate=1.05),
