@@ -71,5 +71,7 @@ def _words(spec: Any) -> Iterator[str]:
                     structure.pairs: structure.pairs,
                 }
                 yield "-".join(("epilogue", *(word for word, there in words.items() if there)))
-        elif value is not None and (value != "strided" or isinstance(spec, GemmSpec)):
+        elif value is not None and (
+            isinstance(spec, GemmSpec) or value not in ("strided", field.default or None)
+        ):
             yield value if field.name == "view" else f"{field.name}={value}"
