@@ -21,13 +21,14 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.attention_bwd_rows import HopperBackwardKernel
-from kernelseam_cuda.sm90.attention_bwd_tiles import BACKWARD_REGISTERS
 from kernelseam_cuda.sm90.tiles import CONTROL_BYTES, PANEL, SHARED_BYTES, columns_of, panels_of
 from kernelseam_cuda.sm90.tiles import promotion as promotion_of
 
 _SIDE = 128
 """Queries, and keys, of a tile."""
 _WARPS, _WARP_ROWS = 8, 16
+_REGISTERS = 32, 240
+"""Of threads that load, which compute whose keys a step sees, and of those that multiply."""
 _MOST_STAGES = 6
 _LEAST_ROWS = 64
 """Of a block of the rows' values."""
@@ -88,7 +89,7 @@ class ScoreGradient(HopperBackwardKernel):
 
     def constants(self, spec: AttentionBwdSpec, tile: Any, row: ArchRow) -> Constants:
         s = spec.forward
-        producer, consumer = BACKWARD_REGISTERS
+        producer, consumer = _REGISTERS
         return {
             **spec_constants(s),
             "TO": DEVICE_TYPE[tile.dtype],
