@@ -116,7 +116,8 @@ def test_parity(
         assert "shared" in case.may_refuse
         if eights := _of_8_bits(case):  # none is lost of the dtype that the arch converts
             known = HostToolchain().arch_row(device.arch).fp8_dtypes
-            assert not eights <= set(known) or getattr(case, "prefix_groups", None) is not None
+            others = getattr(case, "prefix_groups", None), getattr(case, "row_scale_block", None)
+            assert not eights <= set(known) or others != (None, None)
         pytest.skip(f"shared kernels refuse it, as they may: {outcome.refusal}")
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 

@@ -340,8 +340,10 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
     *inputs, out, lse = ctx.saved_tensors
     given = dict(zip(names, inputs, strict=False))
     asked = dict(zip(names, needed, strict=False))
-    learnt = [x if w else None for x, w in zip(inputs, needed, strict=True)][len(names) :]
-    of_scores: dict[str, Any] = {"score_gradient": any(needed[len(names) :])} if learnt else {}
+    learnt, of_scores = list[Tensor | None](), dict[str, Any]()
+    if captured := inputs[len(names) :]:
+        learnt = [x if w else None for x, w in zip(captured, needed[len(names) :], strict=True)]
+        of_scores["score_gradient"] = any(needed[len(names) :])
     computed = torch_attention.gradients(
         dout,
         dlse,

@@ -47,15 +47,15 @@ def define(
     ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it, but for a mapped axis
     with elements; without it torch.vmap calls the operator once an element. ``flops``:
     what torch.utils.flop_counter counts for a call, by its arguments. ``rules``: those of options
-    that this operator takes otherwise than others do. ``captured``: whether CUDA graphs take a
-    call; torch.compile launches others outside of its graphs. The function that is returned checks
-    its arguments, and takes dtypes by any of their names.
+    that this operator takes otherwise than others do. ``captured``: whether a graph that is
+    captured takes a call; torch.compile launches others outside of its graphs. The function that is
+    returned checks its arguments, and takes dtypes by any of their names.
     """
     name = schema.partition("(")[0]
     defined(name)  # before torch asks whether there is one of this name
     tags = [torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides]
     if not captured:
-        tags += [x for n, x in torch.Tag.__members__.items() if n == "cudagraph_unsafe"]
+        tags += [x for n, x in torch.Tag.__members__.items() if n.endswith("graph_unsafe")]
     LIBRARY.define(schema, tags=tuple(tags))
     LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
     qualified = f"{NAMESPACE}::{name}"
