@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_problems import latent_attention
 from kernelseam import Attention, attention_varlen, plan
 from kernelseam import attention as attend
 from kernelseam.contract import Runtime
@@ -496,29 +497,12 @@ def test_contents_on_a_device_are_read_with_check(acme: Runtime, refused: Refuse
     d.check_device(d.resolve({"kv_lengths": lengths}, acme, device), acme, device)
 
 
-def _latent(**changes: Any) -> Attention:
-    fields: dict[str, Any] = {
-        "batch": 2,
-        "num_heads": 16,
-        "kv_heads": 1,
-        "S_q": 1,
-        "S_k": 64,
-        "head_dim": 576,
-        "value_dim": 512,
-        "dtype": "bfloat16",
-        "stride_v_row": 576,
-        "stride_v_batch": 64 * 576,
-        "latent": True,
-    }
-    return Attention(**{**fields, **changes})
-
-
 def test_values_that_are_columns_of_the_keys() -> None:
-    p = _latent().problem()
+    p = latent_attention().problem()
     assert p.spec.latent and not p.spec.options, "whoever reads v twice is right, too"
     assert str(p.spec) == "attention bfloat16 latent dim=576/512"
     assert str(p).startswith("attention bfloat16 latent batch=2 heads=16/1 S_q=1")
-    apart = _latent(latent=False).problem()
+    apart = latent_attention(latent=False).problem()
     assert not apart.spec.latent
     # its rows have 512 elements of 576; of one head the stride does not count
     assert apart.bytes_moved - p.bytes_moved == 2 * 64 * 512 * 2
@@ -540,7 +524,7 @@ def test_values_that_are_columns_of_the_keys() -> None:
 )
 def test_values_that_are_no_columns_of_the_keys(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValue, match=message):
-        _latent(**changes)
+        latent_attention(**changes)
 
 
 def test_latent_values_lie_where_the_keys_do() -> None:

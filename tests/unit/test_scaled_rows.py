@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from attention_problems import latent_attention
 from kernelseam.descriptors import Attention
 from kernelseam.errors import InvalidValue, WrongResult
 from kernelseam.oracle.scaled_rows import scaled_rows
@@ -77,22 +78,8 @@ def test_the_oracle_reads_such_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def described(**changes: Any) -> Attention:
-    fields: dict[str, Any] = {
-        "batch": 2,
-        "num_heads": 16,
-        "kv_heads": 1,
-        "S_q": 1,
-        "S_k": 64,
-        "head_dim": 576,
-        "value_dim": 512,
-        "dtype": "bfloat16",
-        "dtype_kv": "float8_e4m3fn",
-        "stride_v_row": 656,
-        "stride_v_batch": 64 * 656,
-        "latent": True,
-        "row_scale_block": 128,
-    }
-    return Attention(**{**fields, **changes})
+    scaled: dict[str, Any] = {"dtype_kv": "float8_e4m3fn", "row_scale_block": 128}
+    return latent_attention(656, **{**scaled, **changes})
 
 
 def test_a_row_is_bytes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelseam.descriptors import Attention
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 
@@ -50,3 +51,21 @@ def attention_problem(
         table_width=table_width,
         table_stride=table_width,
     )
+
+
+def latent_attention(row: int = 576, **changes: Any) -> Attention:
+    """Two entries of 16 query heads and 64 latent keys of so many elements a row."""
+    fields: dict[str, Any] = {
+        "batch": 2,
+        "num_heads": 16,
+        "kv_heads": 1,
+        "S_q": 1,
+        "S_k": 64,
+        "head_dim": 576,
+        "value_dim": 512,
+        "dtype": "bfloat16",
+        "stride_v_row": row,
+        "stride_v_batch": 64 * row,
+        "latent": True,
+    }
+    return Attention(**{**fields, **changes})

@@ -41,11 +41,10 @@ def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device)
     if p.spec.q_view == "packed":
         seconds += PACKED_BESIDE_PAGES if p.spec.kv_view == "paged" else PACKED_SECONDS
     alone = keys / tile.bn * tile.step_seconds
-    blocks = _blocks(p, tile, device.limits.compute_units)
+    blocks = expected_tiles(p, tile.bm, tile.group_heads) * tile.parts
     return Work(
-        p.bytes_moved
-        + again_bytes(p, keys * expected_tiles(p, tile.bm, tile.group_heads) * tile.parts),
-        blocks,
+        p.bytes_moved + again_bytes(p, keys * blocks),
+        _waves(blocks, tile, device.limits.compute_units),
         step * keys,
         step * longest,
         p.spec.dtype,
@@ -55,9 +54,9 @@ def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device)
     )
 
 
-def _blocks(p: AttentionProblem, tile: HopperAttentionTile, units: int) -> int:
-    """Tiles by parts; of those that share multiprocessors and do not fit at once, whole waves."""
-    blocks = expected_tiles(p, tile.bm, tile.group_heads) * tile.parts
+def _waves(blocks: int, tile: HopperAttentionTile, units: int) -> int:
+    """Blocks, or of those that share multiprocessors and do not fit at once, those of whole
+    waves."""
     if tile.blocks == 1 or blocks <= units:
         return blocks
     wave = units * tile.blocks
