@@ -8,6 +8,7 @@
     python -m benchmarks draw FILE.json DIR       plots from a run's JSON; no GPU needed
     python -m benchmarks table FILE.json          its tables
     python -m benchmarks rows [SUITE …]           names of rows
+    python -m benchmarks run drawn --count 84 --seed 7   random problems beside their peers
     python -m benchmarks choices --count 200      dispatch's choices for random problems
     python -m benchmarks choices --count 200 --again FILE.json --arch H200   today's choices, by the
         times of a run with the same count, seed and kinds; no GPU needed
@@ -24,13 +25,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from benchmarks.comparing.results import Record
-    from benchmarks.comparing.rows import Session
+    from benchmarks.comparing.rows import Row, Session
 
 
 JUDGES = ("flash-attention", "torch", "onnx", "attention-gym")
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return judging.run(options.judges, options.only, options.most, options.report)
     if options.command == "rows":
-        for row in running.chosen(options.suites or running.SUITES, options.only):
+        for row in _rows(options):
             print(f"{row.suite}/{row.name}")
         return 0
     if options.command == "choices":
@@ -83,6 +85,7 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
         command.add_argument(
             "--only", action="append", default=[], metavar="GLOB", help="rows by name"
         )
+        _add_draw(command, None, None, "of the suite drawn: ")
     run.add_argument("--rounds", type=int, default=7)
     run.add_argument("--warm", type=float, default=0.3, metavar="SECONDS", help="before each row")
     run.add_argument(
@@ -109,9 +112,7 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
     run.add_argument("--report", type=Path, metavar="FILE.md")
     run.add_argument("--plots", type=Path, metavar="DIR")
     choices = commands.add_parser("choices", help="how good dispatch's choices are")
-    choices.add_argument("--count", type=int, default=200, help="random problems")
-    choices.add_argument("--seed", type=int, default=0)
-    choices.add_argument("--kind", action="append", default=[], help="only these; see KINDS")
+    _add_draw(choices, 200, 0)
     choices.add_argument("--seconds", type=float, metavar="S", help="as for run")
     choices.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     choices.add_argument("--again", type=Path, metavar="FILE.json", help="see above")
@@ -135,6 +136,30 @@ def _parser(suites: Sequence[str]) -> argparse.ArgumentParser:
     table = commands.add_parser("table", help="tables from a run's JSON")
     table.add_argument("file", type=Path)
     return parser
+
+
+def _add_draw(
+    command: argparse.ArgumentParser, count: int | None, seed: int | None, of: str = ""
+) -> None:
+    command.add_argument("--count", type=int, default=count, help=f"{of}random problems")
+    command.add_argument("--seed", type=int, default=seed, help=f"{of}a seed's are the same")
+    command.add_argument("--kind", action="append", default=[], help=f"{of}only these")
+
+
+def _rows(options: argparse.Namespace) -> list[Row]:
+    from benchmarks.comparing import running
+    from benchmarks.comparing.drawing import drawn_rows
+
+    suites = options.suites or list(running.SUITES)
+    given = {"kinds": options.kind or None, "count": options.count, "seed": options.seed}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and "drawn" not in suites:
+        raise SystemExit(
+            "python -m benchmarks: --count, --seed and --kind are of the suite drawn, which is not "
+            f"among {', '.join(suites)}. Name it, or leave them out"
+        )
+    drawn = partial(drawn_rows, **given) if given else running.SUITES["drawn"]
+    return running.chosen(suites, options.only, running.SUITES | {"drawn": drawn})
 
 
 def _session(device: str) -> Session:
@@ -167,9 +192,10 @@ def _session(device: str) -> Session:
 def _choices(options: argparse.Namespace, start: float) -> int:
     from benchmarks import precompile
     from benchmarks.comparing import choices, machine, running
+    from benchmarks.comparing.drawing import drawn
 
     session = _session("cpu" if options.again else options.device)
-    rows = choices.drawn(options.kind or choices.KINDS, options.count, options.seed)
+    rows = drawn(options.kind, options.count, options.seed)
     if options.again:
         from kernelseam import absent
 
@@ -218,7 +244,7 @@ def _run(options: argparse.Namespace, start: float) -> int:
         raise SystemExit(
             "python -m benchmarks: --plots needs matplotlib. Install it, or leave it out"
         )
-    rows = running.chosen(options.suites or running.SUITES, options.only)
+    rows = _rows(options)
     if idle_device.active():
         idle_device.install()
     on_gpu = options.device == "cuda"

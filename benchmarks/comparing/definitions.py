@@ -8,20 +8,19 @@ operation of ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-
-from kernelseam.descriptors.common.protocol import Descriptor
+from collections.abc import Iterator
+from functools import partial
 
 from benchmarks.comparing.attention import AttentionRow
 from benchmarks.comparing.decoding import DecodeRow
 from benchmarks.comparing.gemm import GemmRow
 from benchmarks.comparing.grouped import GroupedRow
 from benchmarks.comparing.paging import PagedRow
-from benchmarks.comparing.results import Record
-from benchmarks.comparing.rows import Row, Session
+from benchmarks.comparing.rows import NamedRow
 
 SUITE = "definitions"
+_row = partial(NamedRow, suite=SUITE)
+"""Of a definition with numbers for its variable axes."""
 HEADS = (
     *((5, 1, 128), (6, 1, 128), (8, 1, 128), (16, 1, 128), (16, 2, 128), (20, 4, 128)),
     *((24, 4, 128), (24, 8, 128), (28, 4, 128), (32, 2, 128), (32, 4, 128), (32, 8, 128)),
@@ -65,39 +64,20 @@ SIDE = 128
 """Of a block of e4m3 values with one scale."""
 
 
-@dataclass(frozen=True)
-class DefinitionRow:
-    """A definition with numbers for its variable axes, computed as ``row``."""
-
-    definition: str
-    row: Row
-    suite: str = SUITE
-
-    @property
-    def name(self) -> str:
-        return f"{self.definition}: {self.row.name}"
-
-    def planned(self, session: Session) -> Iterable[Descriptor]:
-        return self.row.planned(session)
-
-    def measure(self, session: Session) -> Record:
-        return replace(self.row.measure(session), suite=self.suite, name=self.name)
-
-
-def definition_rows() -> list[DefinitionRow]:
+def definition_rows() -> list[NamedRow]:
     rows = [*_attention(), *_latent(), *_linear(), *_experts()]
-    return [r for r in rows if r.definition not in UNPUBLISHED]
+    return [r for r in rows if r.title not in UNPUBLISHED]
 
 
-def _attention() -> Iterator[DefinitionRow]:
+def _attention() -> Iterator[NamedRow]:
     for h, kv, d in HEADS:
         shape = f"h{h}_kv{kv}_d{d}"
         for page in (1, 64):
             of = f"{shape}_ps{page}"
-            yield DefinitionRow(f"gqa_paged_decode_{of}", DecodeRow(64, 4096, h, kv, d, page))
+            yield _row(f"gqa_paged_decode_{of}", DecodeRow(64, 4096, h, kv, d, page))
             chunks = PagedRow(((8, 512, 2048),), h, kv, d, page)
-            yield DefinitionRow(f"gqa_paged_prefill_causal_{of}", chunks)
-        yield DefinitionRow(f"gqa_ragged_prefill_causal_{shape}", _ragged(h, kv, d, d))
+            yield _row(f"gqa_paged_prefill_causal_{of}", chunks)
+        yield _row(f"gqa_ragged_prefill_causal_{shape}", _ragged(h, kv, d, d))
 
 
 def _ragged(heads: int, kv_heads: int, d: int, d_v: int) -> AttentionRow:
@@ -114,29 +94,29 @@ def _ragged(heads: int, kv_heads: int, d: int, d_v: int) -> AttentionRow:
     )
 
 
-def _latent() -> Iterator[DefinitionRow]:
+def _latent() -> Iterator[NamedRow]:
     for h in LATENT_HEADS:
         for page in (1, 64):
             of = f"h{h}_ckv512_kpe64_ps{page}"
             decode = DecodeRow(64, 4096, h, 1, 576, page, latent=512)
-            yield DefinitionRow(f"mla_paged_decode_{of}", decode)
+            yield _row(f"mla_paged_decode_{of}", decode)
             chunks = PagedRow(((8, 512, 2048),), h, 1, 576, page, latent=512)
-            yield DefinitionRow(f"mla_paged_prefill_causal_{of}", chunks)
+            yield _row(f"mla_paged_prefill_causal_{of}", chunks)
         ragged = _ragged(h, h, 192, 128)
-        yield DefinitionRow(f"mla_ragged_prefill_causal_h{h}_qk192_vo128", ragged)
+        yield _row(f"mla_ragged_prefill_causal_h{h}_qk192_vo128", ragged)
 
 
-def _linear() -> Iterator[DefinitionRow]:
+def _linear() -> Iterator[NamedRow]:
     for n, k in WEIGHTS:
         for tokens in TOKENS:
             row = GemmRow(SUITE, 1, tokens, n, k, "float16", b_transposed=True)
-            yield DefinitionRow(f"gemm_n{n}_k{k}", row)
+            yield _row(f"gemm_n{n}_k{k}", row)
 
 
-def _experts() -> Iterator[DefinitionRow]:
+def _experts() -> Iterator[NamedRow]:
     """Both products: gate and up together, and down."""
     for name, experts, each, hidden, inner in EXPERTS:
         for tokens in TOKENS:
             for k, n in ((hidden, 2 * inner), (inner, hidden)):
                 row = GroupedRow(SUITE, experts, tokens * each, k, n, "drawn", block=SIDE)
-                yield DefinitionRow(f"moe_fp8_block_scale_{name}", row)
+                yield _row(f"moe_fp8_block_scale_{name}", row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -265,6 +265,25 @@ class Row(Protocol):
 
     def measure(self, session: Session) -> Record:
         """Raises what a contestant of ours raises."""
+
+
+@dataclass(frozen=True)
+class NamedRow:
+    """Another suite's row, under a title: a definition's, or a seed's."""
+
+    title: str
+    row: Row
+    suite: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.title}: {self.row.name}"
+
+    def planned(self, session: Session) -> Iterable[Descriptor]:
+        return self.row.planned(session)
+
+    def measure(self, session: Session) -> Record:
+        return replace(self.row.measure(session), suite=self.suite, name=self.name)
 
 
 class Wrong(Exception):

@@ -8,7 +8,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from benchmarks.comparing.compiling import compile_rows
 from benchmarks.comparing.decoding import decode_rows
 from benchmarks.comparing.definitions import definition_rows
 from benchmarks.comparing.dims import backward_dims_rows, dims_rows
+from benchmarks.comparing.drawing import drawn_rows
 from benchmarks.comparing.epilogues import epilogue_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.grouped import grouped_rows
@@ -58,6 +59,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "backward-dims": backward_dims_rows,
     "decode": decode_rows,
     "definitions": definition_rows,
+    "drawn": drawn_rows,
     "gemm": half_rows,
     "gemm-f32": wide_rows,
     "gemm-epilogue": epilogue_rows,
@@ -70,10 +72,14 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
 }
 
 
-def chosen(suites: Iterable[str], only: Sequence[str] = ()) -> list[Row]:
+def chosen(
+    suites: Iterable[str],
+    only: Sequence[str] = (),
+    of: Mapping[str, Callable[[], Sequence[Row]]] = SUITES,
+) -> list[Row]:
     """Rows of these suites, those whose name, or SUITE/NAME, one of the patterns fits. Raises
     KeyError."""
-    rows = [row for suite in suites for row in SUITES[suite]()]
+    rows = [row for suite in suites for row in of[suite]()]
     return [
         r
         for r in rows

@@ -175,6 +175,8 @@ def page(environment: dict[str, Any], records: Sequence[Record]) -> list[str]:
         lines += ["", f"## {suite}", "", *table(list(rows))]
         for name, ratio in by_suite.get(suite, {}).items():
             lines += ["", f"Geometric mean of the ratio that counts, {name}: **{ratio:.3f}**"]
+        if below := _below(r for r in records if r.suite == suite):
+            lines += ["", *(f"- {text}" for text in below)]
         refused = {(n, why) for r in records if r.suite == suite for n, why in r.refused.items()}
         lines += [""] * bool(refused) + [f"- {name}: {why}" for name, why in sorted(refused)]
     return lines
@@ -197,17 +199,22 @@ def summary(records: Sequence[Record]) -> list[str]:
         )
     unsupported = sum(bool(r.unsupported) for r in records)
     counts = [f"{failures(records)} failed"] + [f"{unsupported} unsupported"] * bool(unsupported)
-    lines += [
+    return (
+        lines
+        + _below(records)
+        + [line(r) for r in records if said(r)]
+        + [f"{len(records)} rows, {', '.join(counts)}"]
+    )
+
+
+def _below(records: Iterable[Record]) -> list[str]:
+    """Rows that miss their targets."""
+    return [
         f"BELOW {r.suite}/{r.name} {ours.name}: {'; '.join(missed)}"
         for r in records
         for ours in r.of(OURS)
         if not r.failure and (missed := r.beyond(ours))
     ]
-    return (
-        lines
-        + [line(r) for r in records if said(r)]
-        + [f"{len(records)} rows, {', '.join(counts)}"]
-    )
 
 
 def failures(records: Iterable[Record]) -> int:

@@ -516,10 +516,10 @@ def test_a_paged_row_whose_values_are_columns_of_the_keys(comparing: Any, sessio
 def test_rows_of_public_definitions(comparing: Any, session: Any) -> None:
     """Each says its definition's constant axes, and a row gives the record of what computes it."""
     rows = comparing.running.chosen(["definitions"])
-    names = {r.definition for r in rows}
+    names = {r.title for r in rows}
     assert len(names) == 145 and not names & comparing.definitions.UNPUBLISHED
     for r in rows:
-        kind = r.definition
+        kind = r.title
         numbers = [int(n) for n in re.findall(r"_[a-z]+(\d+)(?=_|$)", kind)]
         inner = r.row
         if kind.startswith("gqa_ragged"):
@@ -538,7 +538,7 @@ def test_rows_of_public_definitions(comparing: Any, session: Any) -> None:
             of_products = {(hidden, 2 * intermediate), (intermediate, hidden)}
             assert (inner.hidden, inner.width) in of_products
     small = comparing.attention.AttentionRow("definitions", 1, 2, 16, 16, True)
-    record = comparing.definitions.DefinitionRow("gqa_of_a_kind", small).measure(session)
+    record = comparing.rows.NamedRow("gqa_of_a_kind", small, "definitions").measure(session)
     assert (record.suite, record.name) == ("definitions", f"gqa_of_a_kind: {small.name}")
     assert record.of("ours")[0].worst <= 1
 
@@ -838,6 +838,8 @@ class TestResults:
         end = comparing.tables.summary(rows)
         assert end[0] == "attention: geometric mean ours 0.742; least 0.50 of 2 rows"
         assert end[1] == "BELOW attention/y ours: 0.500 of the best peer, wanted 1"
+        page = comparing.tables.page({}, rows)
+        assert page[-1] == f"- {end[1]}" and "**0.742**" in page[-3]
         assert end[-1] == "3 rows, 1 failed"
 
     def test_json_grows_and_is_read(self, comparing: Any, tmp_path: Path) -> None:

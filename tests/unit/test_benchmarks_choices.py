@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from kernelseam import absent
+from kernelseam.dispatch import select
 
 torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' clock and memory")
 ROOT = Path(__file__).parents[2]
@@ -30,29 +31,65 @@ def session(choices: Any) -> Any:
     return Session("cpu", HostClock())
 
 
-def test_a_seeds_problems_are_the_same_and_bounded(choices: Any) -> None:
-    drawn = choices.drawn(choices.KINDS, 100, 3)
-    assert drawn == choices.drawn(choices.KINDS, 100, 3)
-    assert drawn[:50] == choices.drawn(choices.KINDS, 50, 3)
-    assert drawn != choices.drawn(choices.KINDS, 100, 4)
-    assert all(r.bytes <= choices.MOST_BYTES for r in drawn)
+@pytest.fixture
+def drawing(choices: Any) -> Any:
+    from benchmarks.comparing import drawing
+
+    return drawing
+
+
+def test_a_seeds_problems_are_the_same_and_bounded(drawing: Any) -> None:
+    drawn = drawing.drawn((), 100, 3)
+    assert drawn == drawing.drawn(drawing.KINDS, 100, 3)
+    assert drawn[:50] == drawing.drawn((), 50, 3)
+    assert drawn != drawing.drawn((), 100, 4)
+    assert all(r.bytes <= drawing.MOST_BYTES for r in drawn)
     assert {r.suite for r in drawn} == {
         *("dense", "packed", "small", "few"),
         *("decode", "paged", "backward"),
         *("gemm", "epilogue", "grouped"),
     }
     with pytest.raises(SystemExit, match="no kind of problem is conv: choose of attention, small"):
-        choices.drawn(["gemm", "conv"], 2, 3)
+        drawing.drawn(["gemm", "conv"], 2, 3)
+
+
+def test_rows_of_any_spec(
+    drawing: Any, session: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named by seed and number, whatever the count; each kind's extents and options vary, and
+    dispatch takes each on a Hopper device that is not here."""
+    from benchmarks.comparing import command
+
+    rows = drawing.drawn_rows((), 60, 3)
+    assert [r.name for r in rows[:20]] == [r.name for r in drawing.drawn_rows((), 20, 3)]
+    assert {r.name.split(":")[0] for r in rows} == {f"3.{i}" for i in range(60)}
+    assert all(r.row.least == 0.95 and r.suite == "drawn" for r in rows)
+    attention = [r.row for r in rows if isinstance(r.row, drawing.AttentionRow)]
+    assert {r.suite for r in attention} == {"dense", "packed"}
+    assert len({r.D for r in attention}) > 4 and len({r.heads // r.of_keys for r in attention}) > 3
+    assert any(r.window or r.softcap or r.sinks for r in attention)
+    assert {r.page for r in (r.row for r in rows) if isinstance(r, drawing.PagedRow)} > {16}
+    elsewhere = replace(session, planned_for=absent.product("H200"))
+    for row in rows:
+        for descriptor in row.planned(elsewhere):
+            assert select(descriptor.simplified()[0].problem(), elsewhere.target()).implementation
+    assert command.main(["rows", "drawn", "--seed", "3", "--count", "9", "--kind", "gemm"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 9 and listed[0].startswith("drawn/3.7: ")
+    with pytest.raises(SystemExit, match="are of the suite drawn, which is not among gemm"):
+        command.main(["rows", "gemm", "--seed", "3"])
+    assert listed[1] == f"drawn/{rows[17].name}"
+    assert listed == [f"drawn/{r.name}" for r in drawing.drawn_rows(["gemm"], 9, 3)]
 
 
 def test_every_tile_of_an_arch_is_asked(
-    choices: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+    choices: Any, drawing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a Hopper device that is not here: the choice, then other implementations and tiles that
     are not predicted to take more than BEYOND times as long."""
     device = absent.product("sm_90a")
     monkeypatch.setattr(type(session), "target", lambda self: device)
-    row = choices.AttentionRow("dense", 4, 16, 512, 128, True)
+    row = drawing.AttentionRow("dense", 4, 16, 512, 128, True)
     question = choices.Question.of(row, session)
     assert question.choice.implementation.name == "sm90"
     assert any(name.startswith("shared:") for name in question.others)
@@ -65,15 +102,15 @@ def test_every_tile_of_an_arch_is_asked(
     assert set(choices.Question.of(row, session).others) < set(question.others)
 
 
-def test_gradients_are_asked_of_their_own_problem(choices: Any, session: Any) -> None:
-    row = choices.BackwardRow(1, 2, 32, 64)
+def test_gradients_are_asked_of_their_own_problem(choices: Any, drawing: Any, session: Any) -> None:
+    row = drawing.BackwardRow(1, 2, 32, 64)
     assert choices.Question.of(row, session).problem.operation == "attention_bwd"
 
 
-def test_a_record_on_the_host(choices: Any, session: Any) -> None:
+def test_a_record_on_the_host(choices: Any, drawing: Any, session: Any) -> None:
     with torch.no_grad():
         record = choices.answered(
-            choices.Question.of(choices.GemmRow("gemm", 2, 8, 16, 24, "float32"), session), session
+            choices.Question.of(drawing.GemmRow("gemm", 2, 8, 16, 24, "float32"), session), session
         )
     assert [t.implementation for t in record.timed] == ["numpy"]
     assert choices.again([], [record]) == []
@@ -101,13 +138,13 @@ def test_regret_and_summary(choices: Any) -> None:
 
 
 def test_todays_choices_by_the_times_of_an_earlier_run(
-    choices: Any, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    choices: Any, drawing: Any, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tile that dispatch takes comes first; one that was not measured is no regret of 0."""
     from benchmarks.comparing import command, running
 
     elsewhere = replace(session, planned_for=absent.product("H200"))
-    asked = choices.questions(choices.drawn(["attention"], 2, 5), elsewhere)
+    asked = choices.questions(drawing.drawn(["attention"], 2, 5), elsewhere)
     assert all(q.taken.partition(":")[2] for q in asked), "of Hopper's device, with their tiles"
 
     def timed(name: str, us: float) -> Any:

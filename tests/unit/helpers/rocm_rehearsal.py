@@ -262,7 +262,6 @@ def rows() -> dict[str, list[Any]]:
     from benchmarks.comparing.attention import AttentionRow
     from benchmarks.comparing.backward import BackwardRow
     from benchmarks.comparing.decoding import DecodeRow
-    from benchmarks.comparing.definitions import DefinitionRow
     from benchmarks.comparing.epilogues import EpilogueRow
     from benchmarks.comparing.gemm import LISTS, GemmRow
     from benchmarks.comparing.grouped import GroupedRow
@@ -271,6 +270,7 @@ def rows() -> dict[str, list[Any]]:
     from benchmarks.comparing.models import model_rows
     from benchmarks.comparing.paging import PagedRow
     from benchmarks.comparing.projections import ProjectionRow
+    from benchmarks.comparing.rows import NamedRow
     from benchmarks.comparing.scores import ScoreRow
 
     def forward(suite: str, **options: Any) -> AttentionRow:
@@ -297,7 +297,8 @@ def rows() -> dict[str, list[Any]]:
         "backward": [BackwardRow(2, 4, 48, 32, True, kv_heads=2)],
         "backward-dims": [BackwardRow(2, 2, 48, 40, suite="backward-dims")],
         "decode": [few, replace(few, kv_heads=1, latent=40)],
-        "definitions": [DefinitionRow("gqa", replace(few, suite="definitions"))],
+        "definitions": [NamedRow("gqa", replace(few, suite="definitions"), "definitions")],
+        "drawn": [NamedRow("0.0", replace(few, suite="drawn"), "drawn")],
         "gemm": [
             GemmRow("gemm", 1, 33, 17, 40, "bfloat16", True, True, True),
             GemmRow("gemm", 6, 33, 17, 40, "float16", True, lists=next(iter(LISTS))),
