@@ -28,7 +28,7 @@ from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import representative
 from kernelseam_cuda import launch, runtime, tensor_maps
 
-from benchmarks.comparing import choices, clocks, idle_device
+from benchmarks.comparing import clocks, drawing, idle_device
 from benchmarks.comparing.decoding import DecodeRow
 from benchmarks.comparing.paging import PagedRow
 from benchmarks.comparing.rows import Session
@@ -203,7 +203,7 @@ if __name__ == "__main__":
     count, seed = map(int, sys.argv[1:])
     session = Session("cuda", clocks.HostClock())
     device, counts, differ = session.target(), Counter[str](), list[str]()
-    drawn = (row for kind in choices.KINDS for row in choices.drawn([kind], count, seed))
+    drawn = (row for kind in drawing.KINDS for row in drawing.drawn([kind], count, seed))
     for row in (*drawn, *LATENT):
         for descriptor in row.planned(session):
             problem: Any = descriptor.simplified()[0].problem()
