@@ -108,8 +108,12 @@ KS_DEVICE bool named_barrier_any(int id, int threads, bool x) {
   return any;
 }
 
-// ---- registers of a warpgroup's threads (setmaxnreg). registers_alloc blocks until other warps have deallocated enough.
+// ---- registers of a warpgroup's threads (setmaxnreg). registers_alloc blocks until other warps have deallocated enough: of what the block was
+// launched with, not of all that there are.
 
+constexpr int launched_registers(int threads, int blocks = 1) { return 65536 / (threads * blocks) / 8 * 8; }
+// Whether a block of so many threads, `blocks` of which a multiprocessor has, may give its warpgroups `sum` registers a thread. If not it waits for ever.
+constexpr bool registers_suffice(int sum, int threads, int blocks = 1) { return sum <= threads / 128 * launched_registers(threads, blocks); }
 template<int N> KS_DEVICE void registers_dealloc() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 template<int N> KS_DEVICE void registers_alloc() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 

@@ -3,6 +3,7 @@ show are found there, without one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -280,6 +281,25 @@ def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
     made, *_ = clean("plain")
     with pytest.raises(SlowBinary, match=r"\(C7514\)"):
         TOOLCHAIN.compile(mutant(made), "sm_90a")
+
+
+def test_a_block_that_would_wait_for_registers_does_not_compile() -> None:
+    """Consumers that ask for more than the block was launched with wait for ever: in each kernel
+    that shares registers out."""
+    sharing = re.compile(r"(?<=CONSUMER_REGISTERS = )[1-9]\d*")
+    seen = set()
+    for covered, tile in sorted(OFTEN, key=str):
+        made = bundle(covered.kernel, covered.spec, tile, TOOLCHAIN, "sm_90a")
+        greedy = tuple((name, sharing.sub("248", text)) for name, text in made.files)
+        if covered.kernel.source in seen or greedy == made.files:
+            continue
+        seen.add(covered.kernel.source)
+        with pytest.raises(CompileError) as caught:
+            TOOLCHAIN.compile(replace(made, files=greedy), "sm_90a")
+        assert "registers_suffice" in caught.value.log, covered.kernel.source
+    attention = ("forward", "backward", "backward_wide", "score_gradient", "latent")
+    gemm = ("sm90/gemm/gemm.h", "sm90/gemm/tf32.h")
+    assert seen == {*(f"sm90/attention/{name}.h" for name in attention), *gemm}
 
 
 def test_binaries_of_other_options_are_others() -> None:

@@ -19,7 +19,7 @@ from kernelseam.tuned.classes import representative
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_few import CLUSTER_PARTS, clusters_at_once, fits
-from kernelseam_cuda.sm90.attention_tiles import ATTENTION, FEW_QUERIES
+from kernelseam_cuda.sm90.attention_tiles import FEW_QUERIES
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
 H200 = Device(
@@ -94,15 +94,6 @@ def test_tiles_of_few_keys_are_not_for_batch_invariant_specs() -> None:
     assert not HALF.tile(problem(head_dim=64, value_dim=64), ROW, H200).short
     invariant = replace(few, spec=replace(few.spec, batch_invariant=True))
     assert not HALF.tile(invariant, ROW, H200).short
-
-
-def test_registers_of_a_block_are_those_it_starts_with() -> None:
-    """A consumer that asks for more than the loading warps give back waits for ever."""
-    for tile in ATTENTION:
-        producer, consumer = tile.registers
-        at_launch = 65536 // (128 * (tile.groups + 1)) // 8 * 8
-        assert tile.groups * (consumer - at_launch) <= at_launch - producer
-        assert all(24 <= n <= 256 and n % 8 == 0 for n in (producer, consumer))
 
 
 def test_maps_walk_the_operands() -> None:
@@ -528,12 +519,9 @@ def test_clusters_at_once_whichever_multiprocessors_a_card_has(units: int) -> No
 
 
 def test_blocks_that_share_a_multiprocessor() -> None:
-    """Two fit, registers and shared memory; the grid has two a multiprocessor, and more tiles are
+    """Two fit in shared memory; the grid has two a multiprocessor, and more tiles are
     counted as whole waves."""
     for tile in (t for t in FEW_QUERIES if t.blocks == 2):
-        for follows in (False, True):
-            producer, consumer = replace(tile, follows=follows).registers
-            assert 2 * 128 * (producer + consumer) <= 65536
         assert 2 * (tile.shared_bytes + 1024) <= 228 * 1024
         p = few(head_dim=tile.head_dim, value_dim=tile.value_dim)
         assert HALF.constants(p.spec, tile, ROW)["BLOCKS"] == 2

@@ -100,15 +100,6 @@ def test_maps_have_panels_of_128_bytes_or_rows_of_64(dim: int) -> None:
         assert (out.dtype, out.box, out.swizzle) == (DType.bfloat16, (64, 16, 1, 1), 128)
 
 
-def test_registers_of_a_block_are_those_it_starts_with() -> None:
-    """A consumer that asks for more than the loading warps give back waits for ever."""
-    for tile in E4M3_ATTENTION:
-        producer, consumer = tile.registers
-        at_launch = 65536 // (128 * (tile.groups + 1)) // 8 * 8
-        assert tile.groups * (consumer - at_launch) <= at_launch - producer
-        assert all(24 <= n <= 256 and n % 8 == 0 for n in (producer, consumer))
-
-
 def test_consumers_of_head_dim_64_are_as_many_as_what_hides_keys_leaves_registers_for() -> None:
     for changes, rows in (
         ({}, 256),

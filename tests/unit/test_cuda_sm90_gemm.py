@@ -399,15 +399,6 @@ def test_a_grid_is_whole_clusters_and_no_more_than_there_are_tiles() -> None:
         assert HALF.config(small, tile, ROW, H200).cluster == (tile.cluster, 1, 1)
 
 
-def test_registers_of_a_block_are_those_it_starts_with() -> None:
-    """A consumer that asks for more than the loading warps give back waits for ever."""
-    for tile in (*GEMM, *SPLIT, *HEADS):
-        producer, consumer = REGISTERS[tile.groups]
-        at_launch = 65536 // (128 * (tile.groups + 1)) // 8 * 8
-        assert tile.blocks == 1 or (producer, consumer) == (0, 0)
-        assert consumer == 0 or tile.groups * (consumer - at_launch) <= at_launch - producer
-
-
 def test_tiles_have_names_of_their_own() -> None:
     tiles = (*HEADS, *SPLIT)
     assert len({t.name for t in GEMM}) == len(GEMM) and len({t.name for t in tiles}) == len(tiles)

@@ -12,7 +12,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
-from kernelseam_cuda.sm90.tiles import TF32, TF32_REGISTERS, HopperTf32Tile
+from kernelseam_cuda.sm90.tiles import TF32, HopperTf32Tile
 
 KERNEL, ROW = HopperTf32Gemm(), archs.row("sm_90a")
 LIMITS = DeviceLimits(
@@ -159,15 +159,6 @@ def test_a_list_is_walked_from_the_workspace_on() -> None:
     assert launches.workspace_bytes == 256
     assert launches.kernels[0].workspace == {"left_map": 0, "right_map": 0, "origin": 0}
     assert KERNEL.launches(problem(), KERNEL.tile(problem(), ROW, H200), H200).workspace_bytes == 0
-
-
-def test_registers_of_a_block_are_those_it_starts_with() -> None:
-    """A consumer that asks for more than the loading warps give back waits for ever."""
-    for tile in TF32:
-        producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
-        groups = tile.groups + tile.loaders
-        at_launch = 65536 // (128 * groups * tile.blocks) // 8 * 8
-        assert tile.groups * (consumer - at_launch) <= tile.loaders * (at_launch - producer)
 
 
 def test_tiles_have_names_of_their_own() -> None:

@@ -35,6 +35,8 @@
 #include "sm90/attention/backward/consumer.h"
 #include "sm90/attention/backward/producer.h"
 
+static_assert(registers_suffice(Config::PRODUCER_REGISTERS + GROUPS * Config::CONSUMER_REGISTERS, THREADS));
+
 KS_KERNEL(THREADS, 1)
 attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_map, KS_ARGUMENT TensorMap k_map,
                         KS_ARGUMENT TensorMap v_map, KS_ARGUMENT TensorMap dk_map, KS_ARGUMENT TensorMap dv_map,

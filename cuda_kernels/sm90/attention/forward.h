@@ -26,6 +26,8 @@
 #include "sm90/attention/producer.h"
 #include "sm90/attention/row_copying.h"
 
+static_assert(registers_suffice(Config::PRODUCER_REGISTERS + GROUPS * Config::CONSUMER_REGISTERS, THREADS, Config::BLOCKS));
+
 KS_BODY(THREADS, Config::BLOCKS)
 attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, const TensorMap& v_map, const TensorMap& out_map,
                             const Operands& operands, const Sequences& sequences, const TileCount& count, const ScoreArguments& score,

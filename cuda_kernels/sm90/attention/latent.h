@@ -22,6 +22,8 @@
 #include "sm90/attention/latent_scaled_rows.h"
 #include "sm90/attention/latent_wide.h"
 
+static_assert(registers_suffice(Config::PRODUCER_REGISTERS + Config::CONSUMER_REGISTERS + Config::COLUMN_REGISTERS, THREADS));
+
 KS_KERNEL(THREADS, 1)
 attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands, KS_ARGUMENT List list, KS_ARGUMENT Pages pages,
                       int boxes, int turns) {
@@ -61,7 +63,7 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
       registers_alloc<Config::CONSUMER_REGISTERS>();
       ScoreConsumer{both}.run(pieces);
     } else {
-      if constexpr (Config::COLUMN_REGISTERS < LAUNCHED_REGISTERS) registers_dealloc<Config::COLUMN_REGISTERS>();
+      if constexpr (Config::COLUMN_REGISTERS < launched_registers(THREADS)) registers_dealloc<Config::COLUMN_REGISTERS>();
       else registers_alloc<Config::COLUMN_REGISTERS>();
       ColumnConsumer{both}.run(pieces);
     }

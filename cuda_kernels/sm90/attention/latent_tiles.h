@@ -10,7 +10,7 @@ constexpr int DQK = Config::DQK, DV = Config::DV, STAGES = 2, PANEL_BYTES = 64 *
 constexpr bool FEW = ROWS == 16;  // keys are the rows of products then, and rows their columns
 constexpr int QUERY_PANEL_BYTES = ROWS * 128;
 constexpr int OWN = HALF / 64;       // panels of values of a consumer
-constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384, LAUNCHED_REGISTERS = 65536 / THREADS / 8 * 8;
+constexpr int TILE_BYTES = PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
 enum { SCORES, COLUMNS, LOAD };      // warpgroups
 enum { FULL = 1, EMPTY, TURN, FILTERED };  // named barriers; of the last one for each consumer

@@ -45,17 +45,17 @@ struct ScoreTile {
   }
 };
 
-// An entry and a head of a tile's.
+// An entry and a head of a tile's: one after the other.
 struct ScoreStep {
   int entry, head;
-  Sequence sequence;
-  bool seen;  // whether some query of the cluster's sees a key of the tile
-  KS_DEVICE ScoreStep(const ScoreTiles& count, const ScoreTile& tile, const Sequences& sequences, const ScoreArguments& score, int i) {
-    const int turn = i / count.heads;
-    entry = tile.entry + turn, head = tile.head + (i - turn * count.heads);
-    sequence = sequences.at(entry);
-    const KeyRange any = score.of(entry, sequence.S_q, sequence.S_k).any(tile.row, min_of(tile.row + ROWS * CLUSTER, sequence.S_q) - 1);
-    seen = any.begin < min_of(tile.key + KEYS, any.end) && any.end > tile.key;
+  KS_DEVICE bool there(const ScoreTiles& count, const ScoreTile& tile) const { return entry < tile.entry + count.entries; }
+  KS_DEVICE void advance(const ScoreTiles& count, const ScoreTile& tile) {
+    if (++head == tile.head + count.heads) head = tile.head, entry++;
+  }
+  // Whether some query of the cluster's sees a key of the tile.
+  KS_DEVICE bool sees(const ScoreTile& tile, const Sequence& s, const ScoreArguments& score) const {
+    const KeyRange any = score.of(entry, s.S_q, s.S_k).any(tile.row, min_of(tile.row + ROWS * CLUSTER, s.S_q) - 1);
+    return any.begin < min_of(tile.key + KEYS, any.end) && any.end > tile.key;
   }
 };
 
@@ -134,31 +134,31 @@ struct ScoreConsumer {
   KS_DEVICE void run() const {
     PipelineState<STAGES> state{0, 0};
     const SmallCap none{};
-    const int steps = count.entries * count.heads;
     const u32 left = descriptor_k_major(shared_address(storage.stages) + group * 64 * 128);
     const u32 right = descriptor_k_major(shared_address(storage.stages) + STAGE_BYTES / 2);
     const u32 bias = shared_address(storage.bias) + (group * 4 + warp) * Score::BiasRows::BYTES;
 #pragma unroll 1
     for (int t = block_index() / CLUSTER; t < count.total; t += gridDim.x / CLUSTER) {
       const ScoreTile tile(count, t);
-      const int row = tile.row + rank * ROWS + group * 64 + warp * 16 + thread_lane / 4, from = tile.key + thread_lane % 4 * 2;
+      const int first_row = tile.row + rank * ROWS + group * 64 + warp * 16 + thread_lane / 4, from = tile.key + thread_lane % 4 * 2;
       float sums[KEYS / 2];
 #pragma unroll
       for (int i = 0; i < KEYS / 2; i++) sums[i] = 0.f;
       pin(sums);
-      bool copied = false;
+      async_copies_wait();  // of a tile of which nothing was seen
+      const Plane<Score::Bias> plane = score.of(tile.entry, tile.head, sequences.S_q, sequences.S_k).bias;
+      Score::BiasRows(plane, first_row - thread_lane / 4, bias, thread_lane)
+          .copy(score.bias, sequences.S_q - (first_row - thread_lane / 4), tile.key, sequences.S_k, thread_lane);
 #pragma unroll 1
-      for (int i = 0; i < steps; i++) {
-        const ScoreStep step(count, tile, sequences, score, i);
-        if (!step.seen) continue;
-        const int S_q = step.sequence.S_q, S_k = step.sequence.S_k;
+      for (ScoreStep step{tile.entry, tile.head}; step.there(count, tile); step.advance(count, tile)) {
+        const Sequence sequence = sequences.at(step.entry);
+        if (!step.sees(tile, sequence, score)) continue;
+        const int row = opaque(first_row);  // else distances of all elements are computed ahead of the steps, and spilled
+        const int S_q = sequence.S_q, S_k = sequence.S_k;
         const Scores own = score.of(step.entry, step.head, S_q, S_k);
         const Score policy{own, none, score};
         Score::Rows rows;
         policy.rows(rows, own, row, bias, thread_lane);
-        if constexpr (HAS_BIAS)
-          if (!copied) policy.copy_bias(rows, S_q - (row - thread_lane / 4), tile.key, S_k, thread_lane);
-        copied = true;
         float s[KEYS / 2], dp[KEYS / 2], log[2], delta[2];
         const i64 first = (i64)(step.entry * count.num_heads + step.head) * count.padded_rows;
         const bool there[2] = {row < S_q, row + 8 < S_q};
@@ -181,7 +181,7 @@ struct ScoreConsumer {
 #pragma unroll
         for (int i = 0; i < KEYS / 2; i++) sums[i] += s[i] == 0.f ? 0.f : s[i] * (dp[i] - delta[i / 2 % 2]);
       }
-      store(sums, tile, row, from);
+      store(sums, tile, first_row, from);
     }
   }
 };
@@ -209,6 +209,8 @@ struct ScoreProducer {
     state.advance();
   }
 };
+
+static_assert(registers_suffice(Config::PRODUCER_REGISTERS + GROUPS * Config::CONSUMER_REGISTERS, THREADS));
 
 KS_KERNEL(THREADS, 1)
 attention_backward_scores_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_map, KS_ARGUMENT TensorMap k_map,
@@ -238,9 +240,8 @@ attention_backward_scores_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMa
       for (int t = block_index() / CLUSTER; t < count.total; t += gridDim.x / CLUSTER) {
         const ScoreTile tile(count, t);
 #pragma unroll 1
-        for (int i = 0; i < count.entries * count.heads; i++) {
-          const ScoreStep step(count, tile, sequences, score, i);
-          if (!step.seen) continue;
+        for (ScoreStep step{tile.entry, tile.head}; step.there(count, tile); step.advance(count, tile)) {
+          if (!step.sees(tile, sequences.at(step.entry), score)) continue;
           const int kv_head = step.head / count.head_group;
           producer.load<QK_COLUMNS>(q_map, k_map, tile, step, kv_head);
           producer.load<V_COLUMNS>(dout_map, v_map, tile, step, kv_head);

@@ -32,6 +32,8 @@
 #include "sm90/gemm/producer.h"
 #include "sm90/gemm/scale_loader.h"
 
+static_assert(registers_suffice(Config::PRODUCER_REGISTERS + GROUPS * Config::CONSUMER_REGISTERS, THREADS, Config::BLOCKS));
+
 KS_BODY(THREADS, Config::BLOCKS)
 gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& c_map,
           const TensorMap& residual_map, const void* a, const void* b, void* c, const void* bias, const void* residual,

@@ -17,6 +17,8 @@
 #include "sm90/gemm/tf32_consumer.h"
 #include "sm90/gemm/tf32_producer.h"
 
+static_assert(registers_suffice(Config::LOADERS * Config::PRODUCER_REGISTERS + GROUPS * Config::CONSUMER_REGISTERS, THREADS, Config::BLOCKS));
+
 KS_KERNEL(THREADS, Config::BLOCKS)
 gemm_sm90_tf32(KS_ARGUMENT TensorMap left_map, KS_ARGUMENT TensorMap right_map, const void* a, const void* b, void* c,
                const void* bias, const void* residual, const void* origin, i64 c_batch, i64 c_head, i64 bias_batch, i64 bias_head,

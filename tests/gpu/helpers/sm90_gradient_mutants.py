@@ -215,6 +215,14 @@ MUTANTS = (
         "a bias's gradient has the wrong sign of what every row subtracts",
     ),
     _mutant(
+        "bias-by-the-first-entry's-keys",
+        SCORES,
+        "tile.key, sequences.S_k, thread_lane);",
+        "tile.key, sequences.at(tile.entry).S_k, thread_lane);",
+        BIAS,
+        "entries with more keys than the first that shares a bias miss it there",
+    ),
+    _mutant(
         "bias-of-the-first-head",
         ELEMENTS,
         "StagedPlane<Bias>{planes}.copy(x.base + w.batch * x.batch + head * x.head,",

@@ -27,7 +27,7 @@ from kernelseam_cuda.sm90.tiles import promotion as promotion_of
 _SIDE = 128
 """Queries, and keys, of a tile."""
 _WARPS, _WARP_ROWS = 8, 16
-_REGISTERS = 32, 240
+_REGISTERS = 40, 232
 """Of threads that load, which compute whose keys a step sees, and of those that multiply."""
 _MOST_STAGES = 6
 _LEAST_ROWS = 64
