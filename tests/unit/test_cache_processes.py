@@ -165,6 +165,9 @@ def test_a_build_killed_with_its_compiler_leaves_no_lock(
         os.kill(int(child.read_text()), signal.SIGKILL)
 
 
+READS = ("getpid", "fspath", "lstat", "stat", "fstat", "geteuid", "scandir", "_path_normpath")
+"""Functions that change nothing: killed before one, a build leaves what it does before the call
+behind it."""
 SYSTEM = ("posix", "fcntl", "_io")
 """Modules whose functions and methods reach the system."""
 TRACED = ("kernelseam", "filelock")
@@ -173,8 +176,8 @@ is reached by ``SYSTEM`` alone."""
 
 
 def _kill_before(step: int, every: str, toolchain: Toolchain) -> int | None:
-    """Build in a child process that is killed before its ``step``-th system call, or line of
-    Python.
+    """Build in a child process that is killed before its ``step``-th system call that may change
+    something, or line of Python.
 
     Returns the number of steps, or None if the child was killed.
     """
@@ -188,6 +191,7 @@ def _kill_before(step: int, every: str, toolchain: Toolchain) -> int | None:
             system = (
                 event == "c_call"
                 and (argument.__module__ or type(argument.__self__).__module__) in SYSTEM
+                and argument.__name__ not in READS
             )
             package = frame.f_globals.get("__name__", "").partition(".")[0]
             if system or (event == "line" and package in TRACED):
@@ -246,7 +250,7 @@ def test_a_build_killed_at_any_step_harms_nobody(
     shutil.rmtree(cache)
     compilation.forget()
     steps = _kill_before(0, every, toolchain)
-    assert steps is not None and steps > 40
+    assert steps is not None and steps > 15
     places = {"nothing": 0, "half-written": 0, "written": 0}
     for step in range(1, steps + 1):
         shutil.rmtree(cache, ignore_errors=True)
@@ -259,7 +263,7 @@ def test_a_build_killed_at_any_step_harms_nobody(
             "written" if ".bin" in left else "half-written" if ".tmp" in left else "nothing"
         ] += 1
         _recovered(cache, toolchain)
-    assert min(places.values()) > 3, places  # the kills were spread over the build
+    assert min(places.values()) > 1, places  # the kills were spread over the build
 
 
 def test_a_build_killed_amid_its_write_harms_nobody(cache: Path, toolchain: Toolchain) -> None:
