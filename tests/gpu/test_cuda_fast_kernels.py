@@ -17,7 +17,7 @@ from kernelseam.plugins import plugins
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.case import Case
-from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.product_case import ProductCase
 from kernelseam.samples.projection_case import ProjectionCase
 from kernelseam.variants import SEPARATOR
 
@@ -164,7 +164,7 @@ def _others_data(case: Case) -> Case:
         return replace(case, forward=replace(case.forward, ramp=True))
     if isinstance(case, ProjectionCase):
         return replace(case, data="positive")
-    assert isinstance(case, GemmCase)
+    assert isinstance(case, ProductCase)
     return replace(case, data="positive" if case.data == "integers" else "integers")
 
 

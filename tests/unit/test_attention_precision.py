@@ -17,7 +17,7 @@ from kernelseam.kernels import AttentionTile, BackwardTile
 from kernelseam.kernels.attention.backward_tile import backward_tiles
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.oracle import check, formulas, tolerances
-from kernelseam.reference.gemm import round_to_tf32
+from kernelseam.reference.gemm_blocks import round_to_tf32
 
 SHAPE: dict[str, Any] = {"batch": 1, "num_heads": 2, "S_q": 8, "S_k": 12, "head_dim": 16}
 SINGLE = frozenset({DType.float32})

@@ -19,7 +19,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import epilogue_of, epilogue_text
 from kernelseam.oracle import check
 from kernelseam.reference import gemm
-from kernelseam.reference.gemm import _Blocks
+from kernelseam.reference.gemm_blocks import Blocks
 from kernelseam.samples.epilogues import for_oracle
 from traced_memory import peak_of
 
@@ -193,7 +193,7 @@ def test_an_interrupted_launch_leaves_nothing_to_the_next(monkeypatch: pytest.Mo
     sums, c = empty(2100), empty(1, 2100, 5)
     d = ks.BatchedGemmStrided(A=a, B=b, C=c, M=2100, N=5, K=8, epilogue=[epilogues.row_sums(sums)])
     launch = ks.plan(d, backend="numpy").bind()
-    run, blocks = _Blocks.run, []
+    run, blocks = Blocks.run, []
 
     def interrupted(*given: Any) -> None:
         run(*given)
@@ -202,7 +202,7 @@ def test_an_interrupted_launch_leaves_nothing_to_the_next(monkeypatch: pytest.Mo
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Blocks, "run", interrupted)
+        patched.setattr(Blocks, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             launch()
     launch()

@@ -16,7 +16,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.kernels import GemmTile
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.oracle import check, formulas, tolerances
-from kernelseam.reference.gemm import round_to_tf32
+from kernelseam.reference.gemm_blocks import round_to_tf32
 
 FIELDS: dict[str, Any] = {"M": 8, "N": 12, "K": 4}
 SINGLE = frozenset({DType.float32})

@@ -76,7 +76,7 @@ def test_it_is_the_projection_and_then_the_append(name: str, turned: bool) -> No
     apart = {n: y.copy() for n, y in places.items()}
     with ks.trace() as launches:
         q = ks.fused_qkv_projection(x, weight, bias, H, G, D, layout="bshd", **tables, **places)
-    assert [r.kernel for r in launches] == ["numpy_qkv_projection", "numpy_paged_cache"]
+    assert [r.kernel for r in launches] == ["numpy_gemm", "numpy_paged_cache"]
     late = turned and bool({"kv_lengths", "cu_seqlens_q"} & places.keys())
     early = {} if late else tables
     of_q, k, v = ks.fused_qkv_projection(x, weight, bias, H, G, D, layout="bshd", **early)

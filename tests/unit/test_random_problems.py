@@ -174,8 +174,7 @@ def test_products_are_of_every_size(drawing: Any) -> None:
 
 
 SIDES = {
-    "gemm": {"_SIDE": 40, "_BLOCK": 3 * 40 * 40},
-    "projection": {"_ROWS": 24, "_COLUMNS": 20, "_SUMMANDS": 30},
+    "gemm_blocks": {"_SIDE": 40, "_BLOCK": 3 * 40 * 40},
     "merge": {"_ELEMENTS": 40},
     "attention": {"BLOCK": Block(columns=16, keys=24)},
     "attention_bwd": {"BLOCK": Block(columns=16, keys=24)},

@@ -11,7 +11,7 @@ from kernelseam import BatchedGemmPointers, BatchedGemmStrided, planning
 from kernelseam.contract import PlanParts
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.reference import gemm as reference
+from kernelseam.reference import gemm_blocks as reference
 from kernelseam.reference.gemm import NumpyGemm
 from traced_memory import peak_of
 

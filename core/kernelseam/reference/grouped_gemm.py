@@ -18,7 +18,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import (
 )
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
 from kernelseam.reference.epilogue import Epilogue
-from kernelseam.reference.gemm import round_to_tf32
+from kernelseam.reference.gemm_blocks import round_to_tf32
 from kernelseam.reference.implementation import (
     NumpyImplementation,
     operand_array,

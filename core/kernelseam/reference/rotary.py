@@ -1,4 +1,4 @@
-"""Positions of a projection's tokens: rotary embedding of their heads, and their rows in pages."""
+"""Heads of a projection on the host: rotated by their tokens' positions, and stored."""
 
 from __future__ import annotations
 
@@ -24,27 +24,34 @@ def rotate(y: Array, cos: Array, sin: Array, style: str) -> None:
     first[...] = turned
 
 
-class Rotation:
-    """x_i, x_j → x_i·cos − x_j·sin, x_j·cos + x_i·sin in rows of heads, by the rows' positions."""
+class HeadsStore:
+    """Where the columns of a projection go: q, k and v, the heads of q and k rotated by their rows'
+    positions, or pages. ``operands``: the projection's."""
 
     def __init__(self, problem: QkvProjectionProblem, operands: Mapping[str, Array]) -> None:
         self._problem, self._operands = problem, operands
+        h = problem.heads
+        counts = {"q": h.num_heads, "k": h.kv_heads, "v": h.kv_heads}
+        self._heads = [(name, i) for name, count in counts.items() for i in range(count)]
 
-    def positions(self, entry: int, rows: slice) -> Array:
-        """The positions of some tokens of an entry."""
-        if "positions" in self._operands:
-            return self._operands["positions"][entry, rows]
-        return np.arange(rows.start, rows.stop) + self._problem.heads.first_position
-
-    def __call__(self, y: Array, entry: int, rows: slice) -> None:
-        """Rotate the rows of some tokens of a head, in place."""
-        if not self._problem.spec.heads.rotary:
-            return
-        at = self.positions(entry, rows)
-        cos, sin = (self._operands[n][at].astype(y.dtype) for n in ("cos", "sin"))
-        rotate(y, cos, sin, self._problem.spec.heads.rotary)
-
-    def place(self, entry: int, rows: slice) -> tuple[Array, Array]:
-        """(page, row in it) of some tokens."""
-        page, row = np.divmod(self.positions(entry, rows), self._problem.heads.page_size)
-        return self._operands["block_table"][entry, page], row
+    def __call__(self, y: Array, entry: int, rows: slice, columns: slice) -> None:
+        """Rotate some rows and whole heads of a matrix, in place, and store them. The matrix begins
+        with batch entry ``entry``."""
+        h, spec, x = self._problem.heads, self._problem.spec.heads, self._operands
+        entries, tokens = np.divmod(np.arange(rows.start, rows.stop), h.tokens)
+        entries += entry
+        positions = tokens + h.first_position
+        if "positions" in x:
+            positions = x["positions"][entries, tokens]
+        if spec.rotary:
+            cos, sin = (x[n][positions].astype(y.dtype) for n in ("cos", "sin"))
+        page, row = np.divmod(positions, h.page_size)
+        for column in range(columns.start, columns.stop, h.head_dim):
+            name, head = self._heads[column // h.head_dim]
+            of_head = y[:, column - columns.start :][:, : h.head_dim]
+            if spec.rotary and name != "v":
+                rotate(of_head, cos, sin, spec.rotary)
+            if spec.paged and name != "q":
+                x[name][x["block_table"][entries, page], head, row] = of_head
+            else:
+                x[name][entries, head, tokens] = of_head
