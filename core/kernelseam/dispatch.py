@@ -123,7 +123,7 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
 @dataclass(frozen=True)
 class Candidate:
     """An implementation's answer for a problem: its predicted cost, and the reason where it does
-    not support the problem."""
+    not support the problem. A choice has no costs of those."""
 
     implementation: Implementation
     refusal: str | None
@@ -152,16 +152,18 @@ class Choice:
 
 
 def consider(
-    problem: Problem, device: Device, current: Plugins | None = None
+    problem: Problem, device: Device, current: Plugins | None = None, *, refused_costs: bool = True
 ) -> tuple[Candidate, ...]:
     """Ask every implementation of the operation on the device's backend, cheapest first, refusals
-    last."""
+    last. ``refused_costs``: predict those of refusals as well, for a reader."""
     registry = (current or plugins()).registry
     fitted = _has_fitted_costs(registry, device)
     # one outer block: nested blocks do not wrap signal handlers again
     with Contained("an implementation's check"):
         answers = [
-            replace(ask(i, problem, device), foreign=fitted and registry.is_foreign(i))
+            replace(
+                ask(i, problem, device, refused_costs), foreign=fitted and registry.is_foreign(i)
+            )
             for i in registry.implementations_of(problem.operation, device.backend)
         ]
     return _ordered(answers)
@@ -179,7 +181,9 @@ def _has_fitted_costs(registry: Registry, device: Device) -> bool:
     return costs is not None and costs.is_measured
 
 
-def ask(implementation: Implementation, problem: Problem, device: Device) -> Candidate:
+def ask(
+    implementation: Implementation, problem: Problem, device: Device, refused_costs: bool = True
+) -> Candidate:
     """One implementation's answer. An implementation that raises counts as not supporting the
     problem."""
     refusal, cost, rank = None, None, math.inf
@@ -188,6 +192,8 @@ def ask(implementation: Implementation, problem: Problem, device: Device) -> Can
             refusal = validated_refusal(
                 implementation.name, implementation.supports(problem, device)
             )
+            if refusal is not None and not refused_costs:
+                return Candidate(implementation, refusal, None)
             cost = validated(
                 f"cost() of {implementation.name!r}", implementation.cost(problem, device), Cost
             )
@@ -289,7 +295,7 @@ def select(problem: Problem, device: Device, implementation: str | None = None) 
     Raises UnknownName if ``implementation`` names none, Unsupported if it (or, without a name,
     every one) refuses, with each one's own reason.
     """
-    candidates = consider(problem, device)
+    candidates = consider(problem, device, refused_costs=False)
     pool, name, variant = candidates, "", ""
     if implementation is not None:
         name, _, variant = implementation.partition(SEPARATOR)

@@ -130,7 +130,7 @@ class _Traced:
 
     def _fresh(self) -> Any:
         """The problem, which keeps nothing that a branch of the trace computed of it."""
-        return with_numbers(self._problem, list(numbers(self._problem)))
+        return with_numbers(self._problem, numbers(self._problem))
 
     def _launches(self, selection: Selection, problem: Any) -> Launches | None:
         implementation, tile = selection

@@ -5,7 +5,7 @@ A class is the spec (dtypes, views, options, access width of rows), the extents 
 (heads, head_dim, hidden), exactly, and the extents that vary by request in steps: rows of products
 exactly below 64, then in 64s, then by the five leading bits of those, and queries, those of a
 group's heads together, and keys likewise; columns and K by six bits, and by what divides them; up
-to 64 queries, their keys and the batch in steps of half an octave.
+to 64 queries and their keys in steps of half an octave, their batch by four bits up to 64.
 Of strides it has what costs look at: whether an axis repeats, whether axes follow one another
 without a gap, whether rows are whole lines of the cache, or a bias's multiples of 16 bytes.
 
@@ -69,6 +69,14 @@ def rows(n: int) -> int:
     units = -(-n // _FEW)
     cut = max(units.bit_length() - 5, 0)
     return (-(-units >> cut) << cut) * _FEW
+
+
+@recorded
+def entries(n: int) -> int:
+    """The largest batch of a class of few queries, whose tiles or parts of keys fill a device or
+    not: exact up to 16, by four leading bits up to 64, then as ``rows``."""
+    cut = max(n.bit_length() - 4, 0)
+    return rows(n) if n > _FEW else -(-n >> cut) << cut
 
 
 @recorded
@@ -149,12 +157,11 @@ def _sign(x: float) -> float:
 
 def _attention(p: Any) -> Any:
     spec = p.spec
-    batch = rows(p.batch)  # whose tiles, or their parts, fill a device or not
     if p.S_q <= _FEW:
-        s_q, s_k = few(p.S_q), about(p.S_k)
+        batch, s_q, s_k = entries(p.batch), few(p.S_q), about(p.S_k)
     else:
         group = p.head_group if p.head_group < _FEW else 1  # heads that may share a tile's rows
-        s_q, s_k = rows(p.S_q * group) // group, rows(p.S_k)
+        batch, s_q, s_k = rows(p.batch), rows(p.S_q * group) // group, rows(p.S_k)
     if spec.batch_invariant:
         batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH
     width = -(-s_k // p.page_size) if p.page_size else 0

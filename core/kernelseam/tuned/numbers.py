@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def numbers(problem: object) -> Iterable[Any]:
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass, but the spec; None of other types."""
+    return tuple([f.name for f in fields(kind) if f.name != "spec"]) if is_dataclass(kind) else None
+
+
+def numbers(problem: object) -> list[Any]:
     """All numbers of a problem but its spec's, in order."""
-    for f in fields(problem):  # type: ignore[arg-type]
-        if f.name != "spec":
-            yield from _leaves(getattr(problem, f.name))
+    found: list[Any] = []
+    _collect(problem, found)
+    return found
 
 
-def _leaves(x: Any) -> Iterable[Any]:
+def _collect(x: Any, found: list[Any]) -> None:
     if isinstance(x, tuple):
         for y in x:
-            yield from _leaves(y)
-    elif is_dataclass(x):
-        yield from numbers(x)
+            _collect(y, found)
     elif isinstance(x, int | float):
-        yield x
+        found.append(x)
+    elif names := _names(type(x)):
+        for name in names:
+            _collect(getattr(x, name), found)
 
 
 def with_numbers(problem: T, values: Iterable[Any]) -> T:
@@ -33,11 +41,10 @@ def with_numbers(problem: T, values: Iterable[Any]) -> T:
     def other(x: Any) -> Any:
         if isinstance(x, tuple):
             return tuple([other(y) for y in x])
-        if is_dataclass(x) and not isinstance(x, type):
-            return replace(
-                x, **{f.name: other(getattr(x, f.name)) for f in fields(x) if f.name != "spec"}
-            )
-        return next(left) if isinstance(x, int | float) else x
+        if isinstance(x, int | float):
+            return next(left)
+        names = _names(type(x))
+        return x if names is None else replace(x, **{n: other(getattr(x, n)) for n in names})
 
     result: T = other(problem)
     return result
