@@ -123,7 +123,7 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
 @dataclass(frozen=True)
 class Candidate:
     """An implementation's answer for a problem: its predicted cost, and the reason where it does
-    not support the problem. A choice has no costs of those."""
+    not support the problem. Neither where it was not asked."""
 
     implementation: Implementation
     refusal: str | None
@@ -136,6 +136,11 @@ class Candidate:
     """Whether another plugin than the backend's registered it, on an arch whose predictions were
     fitted to measured times: its own were not, so that it comes after the others until it is named
     or tuned."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether it was asked and supports the problem."""
+        return self.cost is not None and self.refusal is None
 
 
 @dataclass(frozen=True)
@@ -152,21 +157,35 @@ class Choice:
 
 
 def consider(
-    problem: Problem, device: Device, current: Plugins | None = None, *, refused_costs: bool = True
+    problem: Problem,
+    device: Device,
+    current: Plugins | None = None,
+    *,
+    name: str | None = None,
+    whole: bool = True,
 ) -> tuple[Candidate, ...]:
     """Ask every implementation of the operation on the device's backend, cheapest first, refusals
-    last. ``refused_costs``: predict those of refusals as well, for a reader."""
+    last. ``name``: only those of the name. ``whole``: as a reader wants it, with the costs of
+    refusals, and with last resorts where others take the problem, which otherwise are not asked."""
     registry = (current or plugins()).registry
     fitted = _has_fitted_costs(registry, device)
     # one outer block: nested blocks do not wrap signal handlers again
     with Contained("an implementation's check"):
-        answers = [
-            replace(
-                ask(i, problem, device, refused_costs), foreign=fitted and registry.is_foreign(i)
-            )
+        answers: list[Candidate] = []
+        known = [
+            i
             for i in registry.implementations_of(problem.operation, device.backend)
+            if name in (None, i.name)
         ]
+        for i in sorted(known, key=_is_last_resort):
+            asked = whole or not (_is_last_resort(i) and any(a.takes for a in answers))
+            answer = ask(i, problem, device, whole) if asked else Candidate(i, None, None)
+            answers.append(replace(answer, foreign=fitted and registry.is_foreign(i)))
     return _ordered(answers)
+
+
+def _is_last_resort(implementation: Implementation) -> bool:
+    return getattr(implementation, "last_resort", False) is True
 
 
 def _has_fitted_costs(registry: Registry, device: Device) -> bool:
@@ -182,17 +201,17 @@ def _has_fitted_costs(registry: Registry, device: Device) -> bool:
 
 
 def ask(
-    implementation: Implementation, problem: Problem, device: Device, refused_costs: bool = True
+    implementation: Implementation, problem: Problem, device: Device, whole: bool = True
 ) -> Candidate:
     """One implementation's answer. An implementation that raises counts as not supporting the
-    problem."""
+    problem. ``whole``: the cost of a refusal, too."""
     refusal, cost, rank = None, None, math.inf
     try:
         with Contained(f"the check of {implementation.name!r}"):
             refusal = validated_refusal(
                 implementation.name, implementation.supports(problem, device)
             )
-            if refusal is not None and not refused_costs:
+            if refusal is not None and not whole:
                 return Candidate(implementation, refusal, None)
             cost = validated(
                 f"cost() of {implementation.name!r}", implementation.cost(problem, device), Cost
@@ -225,9 +244,9 @@ def _rank(implementation: Implementation, problem: Problem, device: Device, cost
 
 
 def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
-    def key(a: Candidate) -> tuple[bool, bool, float]:
-        takes = a.cost is not None and a.refusal is None
-        return not takes, a.foreign, a.rank if takes else math.inf
+    def key(a: Candidate) -> tuple[bool, bool, bool, float]:
+        last = _is_last_resort(a.implementation)
+        return not a.takes, last, a.foreign, a.rank if a.takes else math.inf
 
     return tuple(sorted(answers, key=key))
 
@@ -248,7 +267,10 @@ def build(
     )
     for position, candidate in ordered:
         chosen = candidate.implementation is choice.implementation
-        if candidate.refusal is not None or (named and not chosen):
+        if named and not chosen:
+            continue
+        answers[position] = candidate = _asked(candidate, problem, device)
+        if candidate.refusal is not None:
             continue
         try:
             parts = _build_checked(
@@ -268,6 +290,13 @@ def build(
         return choice, parts
     assert first is not None
     raise first
+
+
+def _asked(candidate: Candidate, problem: Problem, device: Device) -> Candidate:
+    """Its answer, where it was passed over."""
+    if candidate.takes or candidate.refusal is not None:
+        return candidate
+    return replace(ask(candidate.implementation, problem, device), foreign=candidate.foreign)
 
 
 def _build_checked(
@@ -295,18 +324,18 @@ def select(problem: Problem, device: Device, implementation: str | None = None) 
     Raises UnknownName if ``implementation`` names none, Unsupported if it (or, without a name,
     every one) refuses, with each one's own reason.
     """
-    candidates = consider(problem, device, refused_costs=False)
-    pool, name, variant = candidates, "", ""
+    name, _, variant = (implementation or "").partition(SEPARATOR)
+    candidates = consider(
+        problem, device, name=None if implementation is None else name, whole=False
+    )
     if implementation is not None:
-        name, _, variant = implementation.partition(SEPARATOR)
-        pool = tuple(c for c in candidates if c.implementation.name == name)
-        if not pool:
-            known = ", ".join(c.implementation.name for c in candidates) or "none"
+        if not candidates:
+            known = ", ".join(c.implementation.name for c in consider(problem, device)) or "none"
             raise _unknown(implementation, known, problem, device)
     elif tuned := _tuned(candidates, problem, device):
         return tuned
-    for c in pool:
-        if c.refusal is None:
+    for c in candidates:
+        if c.takes:
             if variant:
                 known = ", ".join(
                     name + SEPARATOR + v.name
@@ -320,7 +349,9 @@ def select(problem: Problem, device: Device, implementation: str | None = None) 
                 variant,
                 "model" if implementation is None else "named",
             )
-    raise Unsupported(problem, [Refusal(c.implementation.name, c.refusal or "") for c in pool])
+    raise Unsupported(
+        problem, [Refusal(c.implementation.name, c.refusal or "") for c in candidates]
+    )
 
 
 def _unknown(implementation: object, known: str, problem: Problem, device: Device) -> UnknownName:
@@ -344,7 +375,7 @@ def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) 
     if tuned is None:
         return None
     for c in candidates:
-        if c.implementation.name == tuned.implementation and c.refusal is None:
+        if c.implementation.name == tuned.implementation and _asked(c, problem, device).takes:
             try:
                 offered = (
                     {v.name for v in variants_of(c.implementation, problem, device)}

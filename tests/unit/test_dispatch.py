@@ -14,8 +14,8 @@ from idle_step import IDLE
 from kernelseam import BatchedGemmStrided, plan, use_backend
 from kernelseam.contract import Cost, Device, DeviceLimits, PlanParts, Problem
 from kernelseam.costs import roofline
-from kernelseam.dispatch import consider, find_device, preferred_backend, select
-from kernelseam.errors import Refusal, UnknownName, Unsupported
+from kernelseam.dispatch import build, consider, find_device, preferred_backend, select
+from kernelseam.errors import BrokenImplementation, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins
 
 Refused = Callable[[str, Callable[[], object]], None]
@@ -33,6 +33,7 @@ class Scripted:
     backend: str = "acme"
     operation: str = "gemm"
     asked: int = 0
+    last_resort: bool = False
 
     def supports(self, problem: Problem, device: Device) -> str | None:
         self.asked += 1
@@ -72,7 +73,40 @@ def test_the_cheapest_is_chosen(implementations: Callable[..., Device]) -> None:
     ]
     assert [c.refusal for c in choice.candidates] == [None, None, None, "needs 64 columns"]
     assert choice.candidates[0].cost == Cost(0, 0, 1)
-    assert choice.candidates[3].cost == Cost(0, 0, 0.5)  # what it would cost is told all the same
+    assert choice.candidates[3].cost is None
+    assert consider(PROBLEM, device)[3].cost == Cost(0, 0, 0.5)  # a reader is told all the same
+
+
+def test_a_last_resort_is_asked_where_no_other_takes_the_problem(
+    implementations: Callable[..., Device],
+) -> None:
+    last, slow = Scripted("last", 0.5, last_resort=True), Scripted("slow", 3)
+    device = implementations(last, slow)
+    choice = select(PROBLEM, device)
+    assert choice.implementation is slow and last.asked == 0
+    assert [(c.implementation.name, c.takes) for c in choice.candidates] == [
+        ("slow", True),
+        ("last", False),
+    ]
+    assert [c.implementation.name for c in consider(PROBLEM, device)] == ["slow", "last"]
+    assert select(PROBLEM, device, "last").implementation is last
+    slow.refusal = "not this"
+    assert select(PROBLEM, device).implementation is last
+    last.refusal = "nor this"
+    with pytest.raises(Unsupported, match="slow: not this; last: nor this"):
+        select(PROBLEM, device)
+
+
+def test_a_last_resort_is_built_where_the_others_do_not_build(
+    implementations: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, broken = Scripted("last", last_resort=True), Scripted("broken")
+    device = implementations(last, broken)
+    choice = select(PROBLEM, device)
+    monkeypatch.setattr(broken, "build", mock.Mock(side_effect=RuntimeError("no")))
+    with pytest.warns(BrokenImplementation, match="last computes"):
+        built, _ = build(choice, PROBLEM, device)
+    assert built.implementation is last and last.asked == 1
 
 
 def test_equal_costs_keep_the_order_of_registration(implementations: Callable[..., Device]) -> None:

@@ -56,7 +56,8 @@ class PlanParts:
 
 
 class Implementation(Protocol):
-    """One way to compute a family of problems on a family of devices."""
+    """One way to compute a family of problems on a family of devices. One with ``last_resort =
+    True`` is asked where no other takes the problem, or where it is named or tuned."""
 
     @property
     def name(self) -> str: ...

@@ -51,7 +51,7 @@ def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
         KernelImplementation(DECODE, toolchain),
         KernelImplementation(GEMV, toolchain),
         KernelImplementation(PREFIX_GROUPS, toolchain),
-        UnfusedAttention(toolchain, shared["attention"]),
+        UnfusedAttention(toolchain),
     )
 
 

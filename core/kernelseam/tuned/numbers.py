@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...] | None:
+def _names(kind: Any) -> tuple[str, ...] | None:
     """The fields of a dataclass, but the spec; None of other types."""
     return tuple([f.name for f in fields(kind) if f.name != "spec"]) if is_dataclass(kind) else None
 
@@ -29,8 +29,9 @@ def _collect(x: Any, found: list[Any]) -> None:
             _collect(y, found)
     elif isinstance(x, int | float):
         found.append(x)
-    elif names := _names(type(x)):
-        for name in names:
+    else:
+        kind: Any = type(x)
+        for name in _names(kind) or ():
             _collect(getattr(x, name), found)
 
 
@@ -43,7 +44,8 @@ def with_numbers(problem: T, values: Iterable[Any]) -> T:
             return tuple([other(y) for y in x])
         if isinstance(x, int | float):
             return next(left)
-        names = _names(type(x))
+        kind: Any = type(x)
+        names = _names(kind)
         return x if names is None else replace(x, **{n: other(getattr(x, n)) for n in names})
 
     result: T = other(problem)

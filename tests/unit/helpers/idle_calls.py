@@ -33,7 +33,8 @@ def makes() -> dict[str, Make]:
     offsets = torch.arange(3, dtype=torch.int32)
     cells = torch.zeros(2, 60, 16, 4, 64, dtype=torch.float8_e4m3fn)
     lengths, table = torch.full((2,), 400, dtype=torch.int32), torch.zeros(2, 30, dtype=torch.int32)
-    one, angles = torch.ones(1), torch.zeros(480, 32)
+    one, angles, halves = torch.ones(1), torch.zeros(480, 32), zeros(2, 60, 16, 8, 128)
+    long = torch.full((400,), 480, dtype=torch.int32)
 
     def packed(n: int) -> Callable[[], object]:
         y, cu = rows.view(800, 4, 64)[: 2 * n], offsets * n
@@ -60,6 +61,10 @@ def makes() -> dict[str, Make]:
             **scales,
         )
 
+    def paged(x: torch.Tensor) -> object:
+        n = len(x)
+        return ks.attention_paged(x, *halves, table[0].expand(n, 30), long[:n])
+
     def gradients(a: torch.Tensor) -> object:
         leaves = [a.detach().requires_grad_() for _ in range(3)]
         return torch.autograd.grad(ks_torch.attention(*leaves, causal=True), leaves, a)
@@ -84,6 +89,7 @@ def makes() -> dict[str, Make]:
         "decode": cut(kv, lambda a: ks.attention(q, a, a), 2),
         "causal": cut(x, lambda a: ks.attention(a, a, a, causal=True), 2),
         "varlen": packed,
+        "paged": cut(zeros(400, 1, 32, 128), paged, 0),
         "matmul2d": cut(rows, lambda a: ks.matmul2d(a, w, implementation="sm90"), 0),
         "gradients": cut(x, gradients, 2),
         "lists": products,
@@ -165,6 +171,7 @@ if __name__ == "__main__":
         for n in (70, 71, 350, 351):
             make(n)()
         counts[name] = counted(make(359))
+        counts[f"{name}, a class"] = counted(make(250))
     layers = [layer(n) for n in (70, 71, 350, 351, *[359] * 4, *[360] * 3)]
     passed = [counted(run) for run in layers]
     counts["layer"], counts["second layer"] = passed[-1], passed[-2]

@@ -3,14 +3,13 @@ scores in memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from kernelseam.contract import ArchRow, Composition, Cost, Device, Launch, Launches, Toolchain
+from kernelseam.contract import ArchRow, Composition, Device, Launch, Launches, Toolchain
 from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.row_kernels import RowTile
 from kernelseam.kernels.attention.scores import SCORE_OPTIONS, refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor
@@ -24,7 +23,7 @@ SUPPORTED = SCORE_OPTIONS | SpecOption.dtype_out | SpecOption.batch_invariant | 
 PITCH = 8
 """Rows of scores and of probabilities begin at multiples of so many elements: of 16 bytes and
 more."""
-_GEMM, _FUSED = GemmDefinition(), AttentionDefinition()
+_GEMM = GemmDefinition()
 
 
 @dataclass(frozen=True)
@@ -160,17 +159,10 @@ def pitch(problem: AttentionProblem) -> int:
 
 
 class UnfusedAttention(KernelImplementation):
-    """The unfused attention on one vendor's toolchain."""
+    """The unfused attention on one vendor's toolchain. It promises less than the fused kernels, and
+    is chosen only by name, tuned, or where they refuse."""
 
-    def __init__(self, toolchain: Toolchain, fused: KernelImplementation | None = None) -> None:
-        """``fused``: the fused kernel's implementation, which has chosen its tile already."""
+    last_resort = True
+
+    def __init__(self, toolchain: Toolchain) -> None:
         super().__init__(Unfused(), toolchain)
-        self._fused = fused or KernelImplementation(_FUSED, toolchain)
-
-    def cost(self, problem: AttentionProblem, device: Device) -> Cost:
-        """No less than the fused kernel's time where that takes the problem: this one promises
-        less, and is chosen only by name or where the other refuses."""
-        own = super().cost(problem, device)
-        if self._fused.supports(problem, device):
-            return own
-        return replace(own, seconds=max(own.seconds, self._fused.cost(problem, device).seconds))
