@@ -62,8 +62,8 @@ def makes() -> dict[str, Make]:
         )
 
     def paged(x: torch.Tensor) -> object:
-        n = len(x)
-        return ks.attention_paged(x, *halves, table[0].expand(n, 30), long[:n])
+        k, v = halves
+        return ks.attention_paged(x, k, v, table[0].expand(len(x), 30), long[: len(x)])
 
     def gradients(a: torch.Tensor) -> object:
         leaves = [a.detach().requires_grad_() for _ in range(3)]
