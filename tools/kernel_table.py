@@ -140,6 +140,12 @@ def tile_name(tile: object) -> str:
     return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in shown.items())
 
 
+@cache
+def shared_choice() -> tuple[Covered, ...]:
+    """The covering choice of the shared kernels: asked for each arch and number."""
+    return covering()
+
+
 def rare(arch: str, number: int, covered: Covered) -> bool:
     """Whether only the slow tests compile what is that number of the covering choice for the
     arch, of whatever tile."""
@@ -156,7 +162,7 @@ def taking_turns() -> dict[int, list[int]]:
     """Of the covering choice's shared kernels, the numbers of few specs that have every field
     value; each with those of its kernel."""
     kernels: dict[str, dict[Any, int]] = {}
-    for i, covered in enumerate(covering()):
+    for i, covered in enumerate(shared_choice()):
         if covered.often:
             kernels.setdefault(covered.kernel.entry, {})[covered.spec] = i
     chosen = [sorted(numbers[s] for s in fewest(numbers)) for numbers in kernels.values()]
@@ -186,7 +192,7 @@ def _has_tile(arch: str, number: int) -> bool:
     """Of an arch that no plugin compiles for here it is not asked."""
     toolchains = (b.toolchain for b in plugins().registry.backends.values() if b.toolchain)
     known = [t.arch_row(arch) for t in toolchains if arch in t.archs]
-    return not known or bool(covering()[number].tiles(known[0]))
+    return not known or bool(shared_choice()[number].tiles(known[0]))
 
 
 def _with_every_value(kernels: Iterable[Covered]) -> set[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,10 +65,21 @@ def given() -> dict[str, Any]:
     return {n: rng.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bundle") / "site"
+
+
 @pytest.fixture
-def installed(tmp_path: Path, given: dict[str, Any], hostcpp: Plugins) -> Path:
-    """A folder with the bundle that was made of an attention."""
-    trace, wheel, place = tmp_path / "traced.json", tmp_path / "app-1.2.whl", tmp_path / "site"
+def installed(first: Path, tmp_path: Path, given: dict[str, Any], hostcpp: Plugins) -> Path:
+    """A folder with the bundle that was made of an attention, by the first test that asks."""
+    if not first.exists():
+        _install(first, tmp_path, given)
+    return Path(shutil.copytree(first, tmp_path / "site"))
+
+
+def _install(place: Path, tmp_path: Path, given: dict[str, Any]) -> None:
+    trace, wheel = tmp_path / "traced.json", tmp_path / "app-1.2.whl"
     with kernelseam.trace(trace):
         kernelseam.attention(given["q"], given["k"], given["v"], causal=True)
     with pytest.raises(SystemExit) as ended:
@@ -76,7 +88,6 @@ def installed(tmp_path: Path, given: dict[str, Any], hostcpp: Plugins) -> Path:
     written = tmp_path / "app-1.2-py3-none-any.whl"
     install = ["install", "--quiet", "--no-compile", "--no-deps", "--no-index", "--target"]
     subprocess.run([sys.executable, "-m", "pip", *install, str(place), str(written)], check=True)
-    return place
 
 
 def run(tmp_path: Path, installed: Path, given: dict[str, Any], **variables: str) -> Any:

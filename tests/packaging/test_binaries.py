@@ -59,7 +59,7 @@ def test_wheels_of_binaries_where_no_compiler_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """``compile --common`` makes what ``kernelseam-VENDOR[binaries]`` names, here of one product
-    each; installed, the product needs no compiler on any arch."""
+    each, for every fourth arch; installed, the product needs no compiler there."""
     toolchain = plugins().backend(backend).toolchain
     assert toolchain is not None
     try:
@@ -71,12 +71,12 @@ def test_wheels_of_binaries_where_no_compiler_is(
     monkeypatch.chdir(wheels)
     small = gemm_case.case("f16-nt", M=512, N=512, K=512, batch=1, num_heads=1)
     monkeypatch.setattr(common_problems, "common_cases", lambda: [small])
-    archs = [a for name in toolchain.archs for a in ("--arch", name)]
+    archs = toolchain.archs[::4]
     with pytest.raises(SystemExit) as ended:
-        main(["compile", "--common", *archs, "--json"])
+        main(["compile", "--common", *(x for a in archs for x in ("--arch", a)), "--json"])
     assert not ended.value.code
     made = json.loads(capsys.readouterr().out)["bundles"]
-    assert len(made) == len(toolchain.archs)
+    assert len(made) == len(archs) > 1
     with zipfile.ZipFile(made[0]["bundle"]) as wheel:
         (contents,) = [wheel.read(n) for n in wheel.namelist() if n.endswith("/contents.txt")]
     assert contents.startswith(b"gemm float16") and contents.count(b"\n") == 1
@@ -88,7 +88,7 @@ def test_wheels_of_binaries_where_no_compiler_is(
         r"Requires-Dist: (\S+-binaries-\w+)<.*extra == 'binaries'", metadata.decode()
     )
     names = [Path(x["bundle"]).name.partition("-")[0].replace("_", "-") for x in made]
-    assert sorted(extra) == sorted(names)
+    assert set(names) < set(extra) and len(extra) == len(toolchain.archs)
 
     python = environment(tmp_path / "environment")
     (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
@@ -99,9 +99,9 @@ def test_wheels_of_binaries_where_no_compiler_is(
             kept = entry.name not in VENDORS and "kernelseam" not in entry.name
             if kept and entry.suffix != ".pth" and not (site / entry.name).exists():
                 (site / entry.name).symlink_to(entry)
-    command = [python, "-c", WITHOUT_COMPILER, backend, *toolchain.archs]
+    command = [python, "-c", WITHOUT_COMPILER, backend, *archs]
     found = json.loads(printed(*command, cwd=tmp_path, KERNELSEAM_NO_JIT="1"))
     refusal = "KERNELSEAM_NO_JIT is set, and no installed bundle has gemm"
-    for arch in toolchain.archs:
+    for arch in archs:
         taken, refused = found[arch]
         assert len(taken) == 1 and refused.startswith(refusal), (arch, taken, refused)

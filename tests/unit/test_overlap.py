@@ -365,7 +365,7 @@ APART = ({"da", "dc"}, {"da", "a"}, {"da", "b"}, {"da", "db"}, {"db", "dc"}, {"d
 alone."""
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(anywhere(), st.sampled_from([0, 1]))
 def test_operands_anywhere_in_one_memory(places: dict[str, tuple[int, int]], beta: int) -> None:
     """What is computed is right; what is refused shares elements, and nothing of it was touched."""

@@ -312,7 +312,7 @@ CHANGES = {
 change = st.sampled_from([(n, x) for n, xs in CHANGES.items() for x in xs])
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @drawn(st.sampled_from(["lost", "behind"]), st.sampled_from(["causal", "prefix"]), change, change)
 def test_slopes_and_prefixes_say_what_the_functions_say(
     sign: str, mask: str, first: tuple[str, Any], second: tuple[str, Any]

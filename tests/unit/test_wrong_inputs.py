@@ -97,7 +97,7 @@ def test_one_wrong_argument(name: str, part: int) -> None:
 names = st.sampled_from(list(CALLS))
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(names, st.data())
 def test_several_wrong_arguments(name: str, data: st.DataObject) -> None:
     public = CALLS[name]
@@ -118,7 +118,7 @@ arrays = st.builds(
 )
 
 
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(names, st.data())
 def test_random_numbers_and_arrays(name: str, data: st.DataObject) -> None:
     """Numbers and strings of any size, and arrays of any small shape and any dtype."""
