@@ -5,5 +5,5 @@ A function is traced once (``scores``, ``tracing``, ``captures``, ``values``, ``
 graph (``nodes``, ``operations``), which is evaluated in NumPy (``evaluation``), derived
 (``derivatives``), bounded over blocks (``bounds``) and lowered to device code (``lowering``, and
 ``epilogues`` for products). What a mask leaves of blocks may be kept, too (``block_mask``,
-``blocks``, ``block_states``).
+``blocks``).
 """

@@ -13,9 +13,8 @@ from kernelseam.lazy import imported_at_use
 if TYPE_CHECKING:
     from kernelseam.interop.torch_autograd import attention, attention_varlen
     from kernelseam.interop.torch_flash import register_flash_attention
-    from kernelseam.interop.torch_gemm import bmm, matmul2d
+    from kernelseam.interop.torch_gemm import bmm, grouped_mm_list, matmul2d
     from kernelseam.interop.torch_grouped import grouped_mm
-    from kernelseam.interop.torch_grouped_list import grouped_mm_list
     from kernelseam.interop.torch_merge import merge_states
     from kernelseam.interop.torch_paged import attention_paged
     from kernelseam.interop.torch_projection import (
@@ -45,7 +44,7 @@ _HOMES = {
     "attention_varlen": ".torch_autograd",
     "bmm": ".torch_gemm",
     "grouped_mm": ".torch_grouped",
-    "grouped_mm_list": ".torch_grouped_list",
+    "grouped_mm_list": ".torch_gemm",
     "matmul2d": ".torch_gemm",
     "merge_states": ".torch_merge",
     "register_flash_attention": ".torch_flash",

@@ -21,12 +21,14 @@ from kernelseam.errors import InvalidValue, WrongResult
 from kernelseam.oracle import verification_projection as projection
 from kernelseam.oracle.operands import Operands
 from kernelseam.oracle.subnormals import flushes
-from kernelseam.oracle.verification_attention import AttentionBwdVerifier, AttentionVerifier
+from kernelseam.oracle.verification_attention import (
+    AttentionBwdVerifier,
+    AttentionVerifier,
+    MergeVerifier,
+)
 from kernelseam.oracle.verification_cache import PagedCacheVerifier
 from kernelseam.oracle.verification_gemm import GemmVerifier
-from kernelseam.oracle.verification_grouped import GroupedGemmVerifier
-from kernelseam.oracle.verification_grouped_pointers import GroupedGemmPointersVerifier
-from kernelseam.oracle.verification_merge import MergeVerifier
+from kernelseam.oracle.verification_grouped import GroupedGemmPointersVerifier, GroupedGemmVerifier
 from kernelseam.oracle.verification_projection import ProjectionVerifier, QkvVerifier
 from kernelseam.oracle.verifier import Verifier
 from kernelseam.planning import Plan

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.options import ScoreNumbers, ScoreOperands
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.options import operands_of, scalars_of
@@ -212,3 +213,19 @@ def _dbias(problem: AttentionBwdProblem, x: Forward) -> SampledGradient:
     columns = formulas.sample_rows(shape[3], sampled(of_one * len(rows)))
     columns = np.arange(shape[3]) if columns is None else columns
     return sampled_gradients.of_bias(x, shape, rows, columns)
+
+
+class MergeVerifier(Verifier[MergeProblem]):
+    """All that ``MergeStates`` describes."""
+
+    def refuse(self, problem: MergeProblem) -> str | None:
+        # A step of an attention with split keys, whose problem does not name lists and offsets.
+        if problem.spec.pointers or problem.spec.packed:
+            return "a merge into lists or packed rows is verified as part of its attention alone"
+        return None
+
+    def verdict(
+        self, problem: MergeProblem, operands: Operands, kept: dict[str, Array], flushed: bool
+    ) -> check.Verdict:
+        x = {r.name: operands.strided(r, r.shape[0]) for r in problem.operands}
+        return check.merge_states(**x, flushed=flushed)

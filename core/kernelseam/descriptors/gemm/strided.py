@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from kernelseam.contract import ArrayInfo
+from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import (
@@ -27,6 +27,7 @@ from kernelseam.descriptors.common.validation import (
     multiple,
     packed,
     row_strides,
+    shared_axis,
     three,
     two,
     vector_bytes,
@@ -46,12 +47,11 @@ from kernelseam.descriptors.gemm.fields import (
     traced_epilogue_of,
 )
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
-from kernelseam.descriptors.gemm.reductions import with_reductions
 from kernelseam.dtypes import DType
 from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
-from kernelseam.expressions.reductions import reduction_operands
+from kernelseam.expressions.reductions import reduction, reduction_operands
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -346,3 +346,37 @@ def strides_of(**infos: ArrayInfo) -> dict[str, Any]:
         for name, info in infos.items()
         for axis, stride in zip(("batch", "head", "row"), canonical(info), strict=False)
     }
+
+
+def with_reductions(problem: GemmProblem, infos: Mapping[str, ArrayInfo]) -> GemmProblem:
+    """The problem with the strides of these arrays. Raises InvalidValue for one of another shape or
+    dtype than what is written to it."""
+    strides = []
+    for i, (one, shape) in enumerate(
+        zip(problem.spec.reductions, problem.reduction_shapes, strict=True)
+    ):
+        info, acc = infos[reduction(i)], problem.spec.dtype_acc
+        if info.shape != shape:
+            raise InvalidValue(
+                "epilogue",
+                f"{one.operation} into an array of shape {list(info.shape)}",
+                f"must be [{one.axes}], {list(shape)}",
+                "Give an array of that shape",
+            )
+        if info.dtype is not acc:
+            raise InvalidValue(
+                "epilogue",
+                f"{one.operation} into an array of {info.dtype}",
+                f"must be {acc}, in which it is computed",
+                f"Give an array of {acc}, and convert it",
+            )
+        rule = OperandRule(reduction(i), acc, shape, info.strides, acc.itemsize, True)
+        if rule.span and shared_axis(rule) is not None:
+            raise InvalidValue(
+                "epilogue",
+                f"{one.operation} into an array of strides {list(info.strides)}",
+                "must have memory of its own for each element",
+                "Give an array that is not broadcast and does not overlap itself",
+            )
+        strides.append(info.strides)
+    return replace(problem, reduction_strides=tuple(strides)) if strides else problem
