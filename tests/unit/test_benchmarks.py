@@ -984,32 +984,23 @@ def test_new_extents_make_few_python_calls(
 
 def test_the_command(comparing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run on the host, and its tables from the JSON; one whose time is up begins no row."""
-    actual, page = tmp_path / "run.json", tmp_path / "page.md"
-    given = [
-        "run",
-        "gemm",
-        "--device",
-        "cpu",
-        "--rounds",
-        "1",
-        "--warm",
-        "0",
-        "--only",
-        "384 × 1×64×512 f16 NN",
-    ]
+    pytest.importorskip("matplotlib", reason="matplotlib is missing: the extra bench")
+    actual, page, plots = (tmp_path / n for n in ("run.json", "page.md", "plots"))
+    given = ["run", "gemm", "--device", "cpu", "--rounds", "1", "--warm", "0"]
+    given += ["--only", "384 × 1×64×512 f16 NN"]
+    written = ["--json", str(actual), "--report", str(page), "--plots", str(plots)]
     with torch.random.fork_rng(), torch.set_grad_enabled(False):
-        assert comparing.command.main([*given, "--json", str(actual), "--report", str(page)]) == 0
+        assert comparing.command.main([*given, *written]) == 0
         out = capsys.readouterr().out
         assert comparing.command.main([*given, "--seconds", "0"]) == 0
         late = capsys.readouterr().out
     assert "\ngemm/384 × 1×64×512 f16 NN: ours [numpy] " in out and "\n1 rows, 0 failed\n" in out
     assert "the time is up: 1 rows are not measured\n" in late and "\n0 rows, 0 failed\n" in late
-    head, rows = (lambda x: (x["device"], x["rows"]))(
-        json.loads(actual.read_text(encoding="utf-8"))
-    )
-    assert (
-        head["name"] == "cpu" and head["versions"]["torch"] == torch.__version__ and len(rows) == 1
-    )
+    head, rows = comparing.running.read(actual)
+    device = head["device"]
+    assert (device["name"], device["versions"]["torch"]) == ("cpu", torch.__version__)
+    assert len(rows) == 1
+    assert "ratios-gemm.svg" in [p.name for p in plots.iterdir()]
     assert comparing.command.main(["table", str(actual)]) == 0
     assert capsys.readouterr().out == page.read_text(encoding="utf-8")
 

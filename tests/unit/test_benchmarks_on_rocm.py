@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' peer")
-pytest.importorskip("matplotlib", reason="matplotlib is missing: the extra bench")
 pytest.importorskip("kernelseam_rocm", reason="kernelseam-rocm is not installed")
 pytest.importorskip("kernelseam_rocm_emulator", reason="its emulator is not installed")
 pytest.importorskip("hip", reason="hip-python is missing")
@@ -22,14 +21,14 @@ OUR_MISTAKES = ("AttributeError", "NameError", "TypeError", "KeyError", "Asserti
 
 
 def run(folder: Path) -> tuple[str, dict[str, Any]]:
-    """What a run of every suite printed, and its JSON; its page and plots are in the folder. In the
-    PATH is a card of NVIDIA's, too."""
+    """What a run of every suite printed, and its JSON; its page is in the folder. In the PATH is a
+    card of NVIDIA's, too."""
     smi = folder / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 580.65.06, 700.00, 1980, 3201, 99.0, 44\n")
     smi.chmod(0o755)
     script = ROOT / "tests" / "unit" / "helpers" / "rocm_rehearsal.py"
     given = ["run", "--rounds", "1", "--warm", "0", "--burst", "0.05"]
-    given += ["--json", folder / "amd.json", "--report", folder / "amd.md", "--plots", folder / "p"]
+    given += ["--json", folder / "amd.json", "--report", folder / "amd.md"]
     environment = {
         **{n: x for n, x in os.environ.items() if not n.startswith("KERNELSEAM_")},
         "KERNELSEAM_PLUGINS": "rocm",
@@ -69,7 +68,6 @@ def every_row_has_times(out: str, content: dict[str, Any], folder: Path) -> None
     assert [r["name"] for r in rows if "e4m3" in r["name"]], "of gfx942's own dtype of 8 bits"
     page = (folder / "amd.md").read_text(encoding="utf-8")
     assert page.startswith("AMD Instinct MI300X, ") and "hip 6.4" in page
-    assert (folder / "p" / "roofline.svg").exists()
 
 
 def times_are_those_of_the_clock(content: dict[str, Any]) -> None:

@@ -578,24 +578,14 @@ def test_doctor_names_a_broken_plugin_with_its_traceback(tmp_path: Path) -> None
     (info / "entry_points.txt").write_text("[kernelseam]\nbroken = broken_plugin\n")
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "KERNELSEAM_PLUGINS": "broken"}
-    run = [sys.executable, "-m", "kernelseam"]
-    doctor = [*run, "doctor", "--no-check"]
-    done = subprocess.run(
-        [*doctor, "--json"], env=environment, capture_output=True, text=True, timeout=100
-    )
+    doctor = [sys.executable, "-m", "kernelseam", "doctor", "--no-check", "--json"]
+    done = subprocess.run(doctor, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     (failure,) = json.loads(done.stdout)["failures"]
     assert (failure["plugin"], failure["stage"]) == ("broken", "import")
     assert failure["message"] == "ModuleNotFoundError: No module named 'no_such_module_anywhere'"
     assert failure["traceback"].startswith("Traceback (most recent call last)")
     assert "broken_plugin.py" in failure["traceback"]
-    done = subprocess.run(doctor, env=environment, capture_output=True, text=True, timeout=100)
-    text = done.stdout
-    assert "broken failed at import: ModuleNotFoundError" in text and "Traceback" in text
-    environment["KERNELSEAM_BACKEND"] = "numpy"
-    gemm = [*run, "gemm", "--m", "3", "--verify"]
-    works = subprocess.run(gemm, env=environment, capture_output=True, timeout=100)
-    assert works.returncode == 0, works.stderr
 
 
 def test_cache_commands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
