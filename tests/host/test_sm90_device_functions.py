@@ -68,7 +68,7 @@ KS_KERNEL(16, 1) probe(const i64* n, i64* columns, i64* parts) {
 TILES = """
 #include "sm90/attention/tiles.h"
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, const int* lengths, i64* out) {
-  if (thread_index() != 0 && !TWO_LISTS) return;
+  if (thread_index() != 0 && !BY_WARP) return;
   ScoreArguments score{};
   score.left = (int)n[9], score.right = (int)n[10], score.scale_log2 = 1.f;
   const VisitedBlocks visited{};
@@ -325,7 +325,7 @@ def check_walk(walk: Walk, change: Change) -> None:
         own = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
         if which != ALL_ROWS:
             assert all((walk.lengths(e)[0] * group <= BM) == which for e, *_ in own), "of the list"
-        if walk.lists:
+        if walk.q:
             keys = [walk.lengths(e)[1] for e, *_ in own]
             classes = [sum(n <= walk.S_k >> i for i in range(1, CLASSES)) for n in keys]
             assert classes == sorted(classes), "long sequences before short ones"

@@ -43,6 +43,24 @@ template<class T> struct StridedWalk {
   KS_DEVICE void next() { asm volatile("add.s64 %0, %0, %1;" : "+l"(row) : "l"(step * (i64)sizeof(T))); }
 };
 
+// The threads of a Loader: one, or a warp.
+template<bool BY_WARP> struct Agreement {
+  static constexpr int THREADS = 1;
+  KS_DEVICE bool leads() const { return true; }
+  KS_DEVICE bool agree(bool more) const { return more; }
+  KS_DEVICE int number(int t) const { return t; }
+};
+template<> struct Agreement<true> {
+  static constexpr int THREADS = WARP;
+  KS_DEVICE bool leads() const { return elected(); }
+  KS_DEVICE bool agree(bool more) const {
+    more = __any_sync(~0u, more);
+    warp_barrier();  // the tile is written
+    return more;
+  }
+  KS_DEVICE int number(int t) const { return __reduce_max_sync(~0u, t); }
+};
+
 // Keys and values that are rows of a matrix for each head of each entry of the batch, or of each head, one sequence after the other.
 template<class T, int BN> struct RowKeys {
   Matrices<const T> k, v;
@@ -52,12 +70,8 @@ template<class T, int BN> struct RowKeys {
   struct Place {};
   struct Boxes {};
 
-  struct Loader {
-    static constexpr int THREADS = 1;
+  struct Loader : Agreement<BY_WARP> {
     KS_DEVICE Loader(const RowKeys&, Memory&) {}
-    KS_DEVICE bool leads() const { return true; }
-    KS_DEVICE bool agree(bool more) const { return more; }
-    KS_DEVICE int number(int t) const { return t; }
     KS_DEVICE void begin(const WorkTile&) {}
     KS_DEVICE Place find(const WorkTile&, int, bool, Place) { return {}; }
     KS_DEVICE Boxes boxes(const WorkTile&, int, Place) const { return {}; }

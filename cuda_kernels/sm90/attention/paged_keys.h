@@ -57,21 +57,13 @@ template<class T, int BN, int ROWS> struct PagedKeys {
   KS_DEVICE int pool_row(int key, int page) const { return page * page_rows + key - pages.size.quotient(key) * pages.size.d; }
   KS_DEVICE int page_of(const WorkTile& w, int key) const { return pages.table[w.batch * pages.table_row + pages.size.quotient(key)]; }
 
-  struct Loader {
-    static constexpr int THREADS = WARP;
+  struct Loader : Agreement<true> {
     const PagedKeys& keys;
     Memory& memory;
     int page[LOOK_UPS], first_page[LOOK_UPS];  // of the chunk below, and of the next tile's last chunk, which comes first
     int at = 0;  // where blocks come by a list: the chunk of the block before
 
     KS_DEVICE Loader(const PagedKeys& keys, Memory& memory) : keys(keys), memory(memory) {}
-    KS_DEVICE bool leads() const { return elected(); }
-    KS_DEVICE bool agree(bool more) const {
-      more = __any_sync(~0u, more);
-      warp_barrier();  // the tile is written
-      return more;
-    }
-    KS_DEVICE int number(int t) const { return __reduce_max_sync(~0u, t); }
     KS_DEVICE int first_key(int chunk, int i) const {
       const int place = chunk * (WARP * LOOK_UPS) + i * WARP + lane();
       return (PIECES == PLACES ? place : place / PLACES * PIECES + place % PLACES) * ROWS;

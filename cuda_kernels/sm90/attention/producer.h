@@ -108,9 +108,9 @@ struct Producer {
     };
     auto find = [&] {
       WorkTile& w = storage.work_tiles[tile % WORK_SLOTS];
-      if constexpr (!TWO_LISTS) return keys.agree(keys.leads() && scheduler.next(t, w));
+      if constexpr (!BY_WARP) return keys.agree(keys.leads() && scheduler.next(t, w));
       if (keys.agree(scheduler.next(keys.number(t), w))) return true;
-      if (!scheduler.change_list(block_index())) return false;
+      if (!TWO_LISTS || !scheduler.change_list(block_index())) return false;
       ask();
       return keys.agree(scheduler.next(keys.number(t), w));
     };

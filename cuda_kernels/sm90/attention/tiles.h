@@ -3,13 +3,13 @@
 //
 // Dense: tile t of the launch is one of a head's q_tiles. Under a mask that may cut late keys, tiles differ in length and are
 // handed out by a counter, the longest first: `section` heads walk their tiles together, as many as have their K and V in L2 at
-// once, and the last section has so many that its short tiles fill the launch's end. Packed: sequence after sequence. Under a mask that is
-// no band visible_blocks.h says which tiles are the longest.
+// once, and the last section has so many that its short tiles fill the launch's end. Under a mask that is no band visible_blocks.h says which
+// tiles are the longest. Packed: CLASSES of lengths, each of half the keys of the class before, the longest first, so that short tiles fill the
+// launch's end; within a class sequence after sequence.
 //
 // Packed with keys in pages, a batch of new and of old sequences: the tiles of those whose rows one consumer has, which wait for memory, and
 // the tiles of all others, which multiply, are two lists with a counter each. One block in FEW_EVERY begins with the first list, all others
-// with the second, and goes over to the other one when its own is at its end: so memory and tensor cores are busy at the same time. Within a
-// list there are CLASSES of lengths, each of half the keys of the class before, the longest first, so that short tiles fill the launch's end.
+// with the second, and goes over to the other one when its own is at its end: so memory and tensor cores are busy at the same time.
 //
 // For few queries: a tile's rows are the GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
 // keys; with IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own, of neighbouring blocks of the grid.
@@ -98,8 +98,10 @@ KS_DEVICE int first_visited(const BlockWord* words, int from, int end) {
   return end;
 }
 
+// Whether a warp looks for tiles, each lane in a sequence.
+constexpr bool BY_WARP = Config::Q_VIEW == PACKED;
 // Whether tiles are in lists, of sequences with more rows than a consumer has and of the others.
-constexpr bool TWO_LISTS = Config::Q_VIEW == PACKED && Config::KV_VIEW == PAGED;
+constexpr bool TWO_LISTS = BY_WARP && Config::KV_VIEW == PAGED;
 enum { MANY_ROWS, FEW_ROWS, ALL_ROWS };
 
 template<int BM, int BN> struct TileScheduler {
@@ -111,7 +113,7 @@ template<int BM, int BN> struct TileScheduler {
   const ScoreArguments& score;
   const VisitedBlocks& visited;
   int list = ALL_ROWS;
-  int at = 0, before = 0;  // packed: the current sequence, of lists a warp's sequences of a class, and the number of tiles before
+  int at = 0, before = 0;  // packed: the current warp's sequences of a class, and the number of tiles before
 
   static constexpr int CLASSES = 3, FEW_EVERY = 2;
   // The list that a block begins with.
@@ -165,24 +167,14 @@ template<int BM, int BN> struct TileScheduler {
     return false;
   }
 
-  // Tile t, which is not below the previous call's of the list; false where there is none. With TWO_LISTS all lanes of a warp call it.
+  // Tile t, which is not below the previous call's of the list; false where there is none. BY_WARP all its lanes call it.
   KS_DEVICE bool next(int t, WorkTile& w) {
     int tile, entry, head;
     w.part = 0;
     if (Config::IN_PARTS) w.part = t % count.parts, t /= count.parts;
-    if constexpr (Config::Q_VIEW == PACKED) {
+    if constexpr (BY_WARP) {
       int tiles, earlier;
-      if constexpr (TWO_LISTS) {
-        if (!find_in_list(t, entry, tiles, earlier)) return false;
-      } else {
-        for (;; at++) {
-          if (at == count.batch) return false;
-          tiles = divide_up((sequences.q_offsets[at + 1] - sequences.q_offsets[at]) * GROUP_HEADS, BM);
-          if (t < before + tiles * count.heads) break;
-          before += tiles * count.heads;
-        }
-        entry = at, earlier = before;
-      }
+      if (!find_in_list(t, entry, tiles, earlier)) return false;
       head = (t - earlier) / tiles, tile = (t - earlier) - head * tiles;
       if (LONGEST_FIRST && !RANKED) tile = tiles - 1 - tile;
     } else {

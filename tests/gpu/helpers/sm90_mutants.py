@@ -450,8 +450,8 @@ MUTANTS = (
     _mutant(
         "tile-of-the-next-sequence",
         TILES,
-        "if (t < before + tiles * count.heads) break;",
-        "if (t <= before + tiles * count.heads) break;",
+        "__ballot_sync(~0u, t - before < upto)",
+        "__ballot_sync(~0u, t - before <= upto)",
         SEQUENCES,
         "a sequence has a tile more than it has",
         "words",
