@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kernelseam.cli import progress
+from kernelseam.cli.main import main
 from kernelseam.cli.output import lines_of
 
 Command = Callable[..., tuple[int, str, str]]
@@ -28,9 +28,16 @@ def on_a_terminal(*arguments: str, columns: int = 80) -> tuple[int, list[str]]:
     """The exit status and the lines that stay on a terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
-        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-        os.execv(sys.executable, [sys.executable, "-m", "kernelseam", *arguments])
+        status = 3
+        try:
+            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+            main(arguments)
+        except SystemExit as e:
+            status = int(e.code or 0)
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
     said = b""
     while True:
         try:
@@ -212,28 +219,18 @@ COMPLETIONS = {
 }
 
 
-def test_the_shell_completes() -> None:
-    """Each in a process of its own, forked from one that has imported NumPy."""
-    code = """
-import os, sys, numpy
-for words in sys.argv[1:]:
-    if os.fork():
-        assert os.wait()[1] == 0
-        continue
-    os.environ.update(COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
-    os.environ["_KERNELSEAM_COMPLETE"] = "complete_bash"
-    sys.argv = ["kernelseam"]
-    from kernelseam.cli.main import main
-    main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *COMPLETIONS],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0 and done.stdout.split() == [*COMPLETIONS.values()], done.stderr
+@pytest.mark.parametrize(("words", "whole"), COMPLETIONS.items())
+def test_the_shell_completes(
+    words: str, whole: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setenv("_KERNELSEAM_COMPLETE", "complete_bash")
+    monkeypatch.setattr(sys, "argv", ["kernelseam"])  # the program's name, but for `python -m`
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", "", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code and capsys.readouterr().out.split() == [whole]
 
 
 @pytest.mark.parametrize("path", [(), ("attention",), ("compile", "gemm"), ("cache", "ls")])

@@ -20,8 +20,9 @@ from kernelseam.parity.running import workers
 from kernelseam.parity.running.workers import WorkerFailed, Workers
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def team() -> Iterator[Workers]:
+    """Two processes for all tests: those that are lost are replaced."""
     result = Workers(2, limit=30)
     yield result
     result.close()
@@ -37,14 +38,14 @@ def test_results_and_what_was_raised(team: Workers) -> None:
         team.start(exec, "raise TimeoutError('the lock')").result()
 
 
-def test_array_libraries_have_one_thread_there(
-    team: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_array_libraries_have_one_thread_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    team = Workers(1, limit=30)
     actual = [
         team.start(os.getenv, n).result() for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     ]
+    team.close()
     assert actual == ["3", "1"], "what the user chose stays"
     assert "OPENBLAS_NUM_THREADS" not in os.environ
 
