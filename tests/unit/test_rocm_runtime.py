@@ -2,8 +2,8 @@
 hip-python.
 
 Everything between our Python and the library's functions runs as on a device: hip-python's
-conversions, packed arguments, handles, statuses. Each test runs in a Python of its own, since
-hip-python loads the library once.
+conversions, packed arguments, handles, statuses. Each test runs in a fork of a Python that has
+loaded the library, as hip-python does so once.
 """
 
 # ruff: noqa: E501 — the sources within have lines of their own
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ E hipModuleLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned
 """
 
 PREAMBLE = """
-import ctypes, json, struct, sys
+import ctypes, json, os, struct, sys, traceback
 import numpy as np
 from kernelseam.contract import Device, LaunchConfig
 from kernelseam.dtypes import DType
@@ -119,6 +120,23 @@ runtime = HipRuntime()
 devices = runtime.devices()
 """
 
+SERVE = """
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            exec(json.loads(line), globals())
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
 LOAD = """
 codeobject.parse = lambda binary: codeobject.CodeObject("amdgcn-amd-amdhsa--gfx942", {"scale": {
     ".args": [{".offset": o, ".size": s, ".value_kind": "by_value"} for o, s in ((0, 8), (8, 4), (16, 8))]
@@ -146,20 +164,32 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(prefix: Path, code: str) -> Any:
-    """What the code says in a Python whose HIP runtime is the library."""
+Run = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def run(prefix: Path) -> Iterator[Run]:
+    """``run(code)``: what the code says in a Python whose HIP runtime is the library."""
     lib = prefix / "lib"
     path = os.pathsep.join(p for p in sys.path if p)
     env = {**os.environ, "ROCM_PATH": str(prefix), "LD_LIBRARY_PATH": str(lib), "PYTHONPATH": path}
-    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), str(lib / "libamdhip64.so")]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    command = [sys.executable, "-c", PREAMBLE + SERVE, str(lib / "libamdhip64.so")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked is not None and answers is not None
+
+        def say(code: str) -> Any:
+            print(json.dumps(textwrap.dedent(code)), file=asked, flush=True)
+            said = answers.readline()
+            assert said.startswith("{") and answers.readline() == "0\n", said
+            return json.loads(said)
+
+        yield say
 
 
-def test_devices_and_their_limits(prefix: Path) -> None:
+def test_devices_and_their_limits(run: Run) -> None:
     output = run(
-        prefix,
         """
         d = devices[1]
         say(names=[str(d) for d in devices], name=d.name, limits=[
@@ -175,9 +205,8 @@ def test_devices_and_their_limits(prefix: Path) -> None:
     assert (half, double) == (pytest.approx(304 * 2.1e9 * 2048), pytest.approx(304 * 2.1e9 * 128))
 
 
-def test_arrays_go_there_and_back(prefix: Path) -> None:
+def test_arrays_go_there_and_back(run: Run) -> None:
     output = run(
-        prefix,
         """
         host = np.arange(24, dtype=np.float32).reshape(4, 6)[:, ::2]
         array = runtime.from_host(host, devices[1])
@@ -197,11 +226,10 @@ def test_arrays_go_there_and_back(prefix: Path) -> None:
     assert output["log"][:9] == [1001, 2001, 8001, 4001, 1000, 1001, 5001, 4002, 1000]
 
 
-def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> None:
+def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(run: Run) -> None:
     """One buffer for all copies of all devices: pinned once. What is not staged, the library
     refuses to copy."""
     output = run(
-        prefix,
         """
         from kernelseam_rocm import runtime as module
         from kernelseam.descriptors.common.address_lists import stage
@@ -222,9 +250,8 @@ def test_host_memory_is_staged_in_pinned_memory_piece_by_piece(prefix: Path) -> 
     }
 
 
-def test_memory_that_is_not_there(prefix: Path) -> None:
+def test_memory_that_is_not_there(run: Run) -> None:
     output = run(
-        prefix,
         """
         try: runtime.empty((2**41,), DType.float16, devices[0])
         except OutOfDeviceMemory as e: say(message=str(e), memory_error=isinstance(e, MemoryError))
@@ -236,9 +263,8 @@ def test_memory_that_is_not_there(prefix: Path) -> None:
     }
 
 
-def test_the_device_before_is_restored_even_after_an_error(prefix: Path) -> None:
+def test_the_device_before_is_restored_even_after_an_error(run: Run) -> None:
     output = run(
-        prefix,
         """
         with runtime.activate(devices[0]): pass
         try:
@@ -252,9 +278,8 @@ def test_the_device_before_is_restored_even_after_an_error(prefix: Path) -> None
     assert output == {"inside": 1, "after": 0, "log": [1001, 1000]}
 
 
-def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
+def test_launches_get_the_arguments_as_packed(run: Run) -> None:
     output = run(
-        prefix,
         LOAD
         + textwrap.dedent("""
         x = runtime.from_host(np.arange(5.0), devices[1])
@@ -284,11 +309,10 @@ def test_launches_get_the_arguments_as_packed(prefix: Path) -> None:
     }
 
 
-def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
+def test_each_device_has_modules_of_its_own(run: Run) -> None:
     """A module belongs to the device that was current when it was loaded: its functions run there
     alone."""
     output = run(
-        prefix,
         LOAD
         + textwrap.dedent("""
         for index in (0, 1, 0, 1): chain.load(b"binary", "scale", devices[index])
@@ -315,10 +339,9 @@ def test_each_device_has_modules_of_its_own(prefix: Path) -> None:
     ]
 
 
-def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:
+def test_what_the_runtime_says_of_a_kernel(run: Run) -> None:
     """Registers and memory; where parameters lie it does not say: that is read off the binary."""
     output = run(
-        prefix,
         LOAD
         + textwrap.dedent("""
         f = chain.load(b"binary", "scale", devices[1]).facts
@@ -334,9 +357,8 @@ def test_what_the_runtime_says_of_a_kernel(prefix: Path) -> None:
     }
 
 
-def test_memory_is_set_in_the_streams_order(prefix: Path) -> None:
+def test_memory_is_set_in_the_streams_order(run: Run) -> None:
     output = run(
-        prefix,
         """
         x = runtime.from_host(np.ones(4, np.float32), devices[1])
         launch = runtime.prepare_memset(x.pointer + 4, 0, 8, devices[1])
@@ -358,9 +380,8 @@ def test_memory_is_set_in_the_streams_order(prefix: Path) -> None:
     }
 
 
-def test_launches_that_it_has_not_are_refused_by_name(prefix: Path) -> None:
+def test_launches_that_it_has_not_are_refused_by_name(run: Run) -> None:
     output = run(
-        prefix,
         LOAD
         + textwrap.dedent("""
         said = []
@@ -384,9 +405,8 @@ def test_launches_that_it_has_not_are_refused_by_name(prefix: Path) -> None:
     ]
 
 
-def test_launches_that_cannot_be(prefix: Path) -> None:
+def test_launches_that_cannot_be(run: Run) -> None:
     output = run(
-        prefix,
         LOAD
         + textwrap.dedent("""
         said = []
@@ -423,9 +443,8 @@ def test_launches_that_cannot_be(prefix: Path) -> None:
     ]
 
 
-def test_times_are_the_devices(prefix: Path) -> None:
+def test_times_are_the_devices(run: Run) -> None:
     output = run(
-        prefix,
         """
         streams = []
         seconds = runtime.time(streams.append, devices[1], 3)
@@ -435,9 +454,8 @@ def test_times_are_the_devices(prefix: Path) -> None:
     assert output == {"seconds": [0.00025] * 3, "streams": [0, 0, 0], "freed": 6, "synchronized": 1}
 
 
-def test_what_lies_elsewhere_is_not_copied(prefix: Path) -> None:
+def test_what_lies_elsewhere_is_not_copied(run: Run) -> None:
     output = run(
-        prefix,
         """
         try: runtime.to_host(np.zeros(3))
         except InvalidValue as e: say(message=str(e))
