@@ -194,11 +194,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", [5, 6])
-def test_the_reference_computes_them(drawing: Any, family: str, seed: int) -> None:
+def test_the_reference_computes_them(drawing: Any, family: str) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
     drawn = SpecOption(0)
-    for case in _drawn(drawing, family, seed, 60):
+    for case in _drawn(drawing, family, 5, 60):
         run_case(case, Target(device, "numpy", case.operation, builtin=True)).require()
         if case.operation == "attention":
             drawn |= operands.problem_of(case, HostRuntime(), device).spec.options
