@@ -224,7 +224,6 @@ PING_PONG = HopperGemmTile(
     ping_pong=True,
     rate=1.2,
     block_seconds=1e-7,
-    start_seconds=6e-7,
 )
 """Of linear layers, with an epilogue or without: one consumer applies it and stores while the other
 multiplies. (H100, 16384×6144×4096, bursts in turns, µs: without an epilogue 1199, where 128×256
