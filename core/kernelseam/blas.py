@@ -51,8 +51,8 @@ EXTRAS = {
 """Features beyond a plain product, by field of the spec."""
 
 _FEW, _MATRIX = 8, 1 << 14
-"""Up to so many rows, of a matrix of at least so many elements, take a library as long as one row:
-its kernels wait for memory."""
+"""Up to so many rows of each of a batch, of matrices of at least so many elements, take a library
+as long as one row: its kernels wait for memory."""
 _OF_SEVERAL = 0.9
 """Of the bandwidth at which it reads one such matrix, what it reaches with more (H200: 384 ×
 1×512×128 in 15.6 µs, 64 × 1×4096×128 in 21.8)."""
@@ -205,7 +205,8 @@ class LibraryGemm(ABC):
             return roofline(p, device.limits)
         # The library's instructions, not those of the shared kernels.
         coefficients = replace(known, multiply={})
-        works = [_few_rows_work(p, rate)] if _few_rows(p) else _tile_works(p, rate, device.limits)
+        works_of = _few_rows_works if _few_rows(p) else _tile_works
+        works = works_of(p, rate, device.limits)
         seconds = min(predicted(w, coefficients, device.limits) for w in works)
         return Cost(p.bytes_moved, p.operations, seconds + known.call_seconds)
 
@@ -271,16 +272,19 @@ class _Step:
 
 
 def _few_rows(p: GemmProblem) -> bool:
-    """Whether reading the longer factor bounds a product, which has few rows or columns."""
+    """Whether reading the longer factor bounds a product: of one row or column, or of a batch that
+    has few of them."""
     few, many = sorted((p.M, p.N))
-    return few == 1 or (few <= _FEW and many * p.K >= _MATRIX)
+    wide = few <= _FEW and many * p.K >= _MATRIX and _steps(p) >= 1
+    return few == 1 or (p.matrices > 1 and wide)
 
 
-def _few_rows_work(p: GemmProblem, rate: LibraryRate) -> Work:
+def _few_rows_works(p: GemmProblem, rate: LibraryRate, limits: DeviceLimits) -> Iterator[Work]:
     """Bound by reading the longer factor, and by the latency of its sums."""
     bandwidth = rate.few_rows * (1.0 if p.matrices == 1 else _OF_SEVERAL)
     waiting = _steps(p) * rate.few_step_seconds
-    return Work(
+    waiting += (divide_up(p.matrices, max(limits.compute_units, 1)) - 1) * rate.few_wave_seconds
+    yield Work(
         round(p.bytes_moved / bandwidth),
         waiting=waiting + (rate.few_seconds if min(p.M, p.N) > 1 else 0.0),
     )

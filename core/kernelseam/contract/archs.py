@@ -33,6 +33,8 @@ class LibraryRate:
     few_step_seconds: float = 0.0
     few_seconds: float = 0.0
     """Added in a product of few rows, but more than one."""
+    few_wave_seconds: float = 0.0
+    """Added in one of a batch, for each matrix of a unit beyond the first."""
     thin_seconds: float = 0.0
     """Added where K is up to 128 bytes and blocks do not all run at once."""
     split_seconds: float | None = None

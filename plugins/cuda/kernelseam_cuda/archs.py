@@ -22,6 +22,7 @@ _HALF = LibraryRate(
     step_seconds=1e-7,
     few_step_seconds=3.1e-8,
     few_seconds=2.7e-7,
+    few_wave_seconds=1.2e-6,
     thin_seconds=3.2e-6,
     split_seconds=3.3e-6,
 )

@@ -356,13 +356,20 @@ GEMV = (
     GemvTile(
         True, 32, 1, 128, 4, ahead=True, latency=1.3e-7, block_seconds=7.6e-8, step_seconds=1.3e-7
     ),
-    GemvTile(False, 8, 4, 256, 8, latency=1.9e-7, block_seconds=1.4e-7, step_seconds=1.6e-7),
+    GemvTile(
+        *(False, 8, 4, 256, 8),
+        latency=1.9e-7,
+        block_seconds=1.4e-7,
+        step_seconds=1.6e-7,
+        wave_seconds=3.5e-7,
+    ),
     GemvTile(
         *(False, 8, 4, 512, 16, True),
         most_ahead=2,
         latency=2.8e-7,
         block_seconds=1.3e-6,
         step_seconds=8.7e-8,
+        wave_seconds=3.5e-7,
     ),
 )
 

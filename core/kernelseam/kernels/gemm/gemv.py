@@ -75,6 +75,8 @@ class GemvTile:
     """For its cost: of a load of its rows to its use in a block that is alone; ``latency`` is what
     is left of it where others load, too. (H200: 2×16×14336, 56 loads one after the other, take 13.6
     µs.)"""
+    wave_seconds: float = field(default=0.0, compare=False)
+    """For its cost: of a unit's every block but the first, which starts when another ends."""
     block_seconds: float = field(default=0.0, compare=False)
     """For its cost: as in GemmTile."""
     dtypes: frozenset[DType] = _DTYPES
@@ -266,13 +268,14 @@ class GemvDefinition(OfferingDefinition):
         blocks, units = p.results * _slabs(p, tile), max(device.limits.compute_units, 1)
         rounds = divide_up(blocks, units * max(tile.resident_threads // tile.threads, 1))
         loads = divide_up(n * k, tile.threads * tile.rows * tile.piece(spec))
+        waves = max(divide_up(blocks, units), 1)
         return Work(
             p.bytes_moved,
             blocks,
             2.0 * (tile.vectors - 1) * n * k,
             dtype=DType.float64 if spec.dtype_acc is DType.float64 else DType.float32,
             rate=RATE,
-            block_seconds=tile.block_seconds,
+            block_seconds=tile.block_seconds + tile.wave_seconds * (waves - 1) / waves,
             alone=loads * tile.step_seconds,
             waiting=(rounds - _STARTED) * loads * tile.latency,
         )

@@ -66,13 +66,6 @@ _BLOCK_RATE = 4.65e12
 """Operations in a second of an H200's block at full rate."""
 
 
-def _with_end(p: GemmProblem, tile: HopperGemmTile, operations: float, waves: int) -> float:
-    """Operations of a block where two consumers have a tile each: the end of one's is hidden by the
-    other's products, as far as these take as long; the last one's by nothing."""
-    end = tile.rate * _BLOCK_RATE * (_END_SECONDS + _epilogue_seconds(p, tile))
-    return operations + max(end - operations, 0.0) / 2 + end / waves
-
-
 def mostly_c(p: GemmProblem) -> bool:
     """Whether writes of C are most of the traffic, so that it is stored with evict-first."""
     columns = p.c_columns + p.N * p.spec.preactivation
@@ -103,15 +96,16 @@ def work(p: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
     waves = max(divide_up(blocks, units), 1)
     slices = divide_up(divide_up(p.K, slice_of(p.spec)), tile.split) * p.summed
     operations, seconds = slice_operations * slices, tile.block_seconds + tile.start_seconds / waves
-    if tile.ping_pong:
-        operations = _with_end(p, tile, operations, waves)
-    else:
-        seconds += _epilogue_seconds(p, tile)
+    end = _epilogue_seconds(p, tile)
+    if tile.ping_pong:  # the other's products hide it, if they take as long; nothing the last one
+        end += _END_SECONDS
+        operations += max(rate * _BLOCK_RATE * end - operations, 0.0) / 2
+        end /= waves
     return Work(
         p.bytes_moved + round(_ENDS[tile.store] * end_bytes(p, tile.bn)),
         blocks,
         operations,
         dtype=DType.bfloat16,
         rate=rate,
-        block_seconds=seconds,
+        block_seconds=seconds + end,
     )
