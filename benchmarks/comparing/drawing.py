@@ -139,6 +139,7 @@ KINDS: dict[str, tuple[Draw, ...]] = {
     "few": tuple(partial(_few, D=D, group=group) for D, group in ((128, 4), (64, 1))),
     "decode": tuple(partial(_decode, D=D, group=group) for D, group in ((128, 4), (64, 8))),
     "paged": tuple(partial(_paged, D=D, group=group) for D, group in ((128, 4), (64, 8))),
+    "wide": tuple(partial(draw, D=256, group=4) for draw in (_few, _decode, _paged)),
     "backward": tuple(
         partial(_backward, D=D, causal=causal, group=group)
         for D, causal, group in ((64, False, 1), (128, True, 4), (128, False, 1))
