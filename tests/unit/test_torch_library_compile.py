@@ -250,15 +250,15 @@ class Called(torch.nn.Module):  # type: ignore[misc]
         return several(self.function(*operands))
 
 
-@pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_is_exported(name: str, strict: bool) -> None:
+def test_every_function_is_exported(name: str) -> None:
+    """Without Dynamo, which traces each for torch.compile above, and one for an export below."""
     function = functions()[name]
     operands = tuple(x.detach() for x in function.operands)
     for called in (function.plain, function.differentiable):
         if called is None:  # of pages there are no gradients
             continue
-        program = torch.export.export(Called(called), operands, strict=strict)
+        program = torch.export.export(Called(called), operands, strict=False)
         assert used(program.graph) == {name}
         for a, b in zip(program.module()(*operands), several(called(*operands)), strict=True):
             torch.testing.assert_close(a, b, equal_nan=True)
