@@ -4,7 +4,7 @@ tokens; and what is launched after them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any
 
@@ -209,8 +209,10 @@ def qkv_bwd(p: QkvProjectionBwdProblem) -> Iterator[Product]:
             ),
             {**a, "b": "weight", "c": "d_input"},
         )
-    if s.d_weight and p.hidden:
-        batch, tokens, (*row_strides, row) = flatten_tokens(p.batch, p.S, *strides, p.input_strides)
+    weight = bool(s.d_weight and p.hidden)
+    if weight or s.d_bias:
+        inputs = (p.input_strides,) if weight else ()
+        batch, tokens, row_strides = flatten_tokens(p.batch, p.S, *strides, *inputs)
         spec = GemmSpec(
             s.dtype,
             s.dtype,
@@ -223,55 +225,26 @@ def qkv_bwd(p: QkvProjectionBwdProblem) -> Iterator[Product]:
             row_sums=s.d_bias,
             segmented=True,
         )
-        yield Product(
-            "d_weight",
-            GemmProblem(
-                spec,
-                dim,
-                p.hidden,
-                tokens,
-                batch,
-                sum(counts),
-                (0, 0, 0),
-                (p.input_strides[0], 0, row),
-                (0, dim * p.d_weight_stride, p.d_weight_stride),
-                c_batch_group=batch,
-                sums_strides=(0, dim),
-                segments=segments(row_strides),
-            ),
-            {**a, "b": "input", "c": "d_weight", "sums": "d_bias"},
+        problem = GemmProblem(
+            spec,
+            dim,
+            p.hidden,
+            tokens,
+            batch,
+            sum(counts),
+            (0, 0, 0),
+            (p.input_strides[0], 0, row_strides[-1]),
+            (0, dim * p.d_weight_stride, p.d_weight_stride),
+            c_batch_group=batch,
+            sums_strides=(0, dim),
+            segments=segments(row_strides[:3]),
         )
-    elif s.d_bias:
-        batch, tokens, row_strides = flatten_tokens(p.batch, p.S, *strides)
-        spec = GemmSpec(
-            s.dtype,
-            s.dtype,
-            acc,
-            True,
-            vector_a=vector_at(s.vector_dqkv, dim, s.dtype),
-            vector_b=vector_at(s.vector_dqkv, dim, s.dtype),
-            summed=batch > 1,
-            row_sums=s.d_bias,
-            segmented=True,
-        )
-        few = min(dim, FEW)
-        yield _bias_gradient(
-            GemmProblem(
-                spec,
-                dim,
-                few,
-                tokens,
-                batch,
-                sum(counts),
-                (0, 0, 0),
-                (p.dq_strides[0], 0, row_strides[0]),
-                (0, dim * FEW, FEW),
-                c_batch_group=batch,
-                sums_strides=(0, dim),
-                segments=segments(row_strides),
-            ),
-            {**a, "b": "dq", "sums": "d_bias"},
-        )
+        operands = {**a, "b": "input", "c": "d_weight", "sums": "d_bias"}
+        if weight:
+            yield Product("d_weight", problem, operands)
+        else:
+            of_a = (p.dq_strides[0], 0, row_strides[0])
+            yield _bias_gradient(problem, of_a, {**operands, "b": "dq"})
 
 
 def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
@@ -316,11 +289,11 @@ def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
             ),
             {"a": "d_output", "b": "weight", "c": "d_attn_out"},
         )
-    if s.d_weight and p.width:
-        count, dim, vector = heads(s.apart, s.vector_d_weight)
-        batch, tokens, (row, b_row) = flatten_tokens(
-            p.batch, p.S, p.d_output_strides, p.attn_out_strides
-        )
+    weight = bool(s.d_weight and p.width)
+    if weight or s.d_bias:
+        count, dim, vector = heads(s.apart, s.vector_d_weight) if weight else (1, p.width, 16)
+        others = (p.attn_out_strides,) if weight else ()
+        batch, tokens, rows_of = flatten_tokens(p.batch, p.S, p.d_output_strides, *others)
         spec = GemmSpec(
             s.dtype,
             s.dtype,
@@ -332,54 +305,40 @@ def output_bwd(p: OutputProjectionBwdProblem) -> Iterator[Product]:
             summed=batch > 1,
             row_sums=s.d_bias,
         )
-        yield Product(
-            "d_weight",
-            GemmProblem(
-                spec,
-                p.hidden,
-                dim,
-                tokens,
-                batch,
-                count,
-                (p.d_output_strides[0], 0, row),
-                (*p.attn_out_strides[:2], b_row),
-                (0, dim, p.d_weight_stride),
-                c_batch_group=batch,
-            ),
-            {"a": "d_output", "b": "attn_out", "c": "d_weight", "sums": "d_bias"},
+        of_a = (p.d_output_strides[0], 0, rows_of[0])
+        problem = GemmProblem(
+            spec,
+            p.hidden,
+            dim,
+            tokens,
+            batch,
+            count,
+            of_a,
+            (*p.attn_out_strides[:2], rows_of[-1]),
+            (0, dim, p.d_weight_stride),
+            c_batch_group=batch,
         )
-    elif s.d_bias:
-        batch, tokens, (row,) = flatten_tokens(p.batch, p.S, p.d_output_strides)
-        strides = (p.d_output_strides[0], 0, row)
-        spec = GemmSpec(
-            s.dtype,
-            s.dtype,
-            acc,
-            True,
-            vector_a=s.vector_d_output,
-            vector_b=s.vector_d_output,
-            summed=batch > 1,
-            row_sums=s.d_bias,
-        )
-        yield _bias_gradient(
-            GemmProblem(
-                spec,
-                p.hidden,
-                min(p.hidden, FEW),
-                tokens,
-                batch,
-                1,
-                strides,
-                strides,
-                (0, 0, FEW),
-                c_batch_group=batch,
-            ),
-            {"a": "d_output", "b": "d_output", "sums": "d_bias"},
-        )
+        operands = {"a": "d_output", "b": "attn_out", "c": "d_weight", "sums": "d_bias"}
+        if weight:
+            yield Product("d_weight", problem, operands)
+        else:
+            yield _bias_gradient(problem, of_a, {**operands, "b": "d_output"})
 
 
-def _bias_gradient(problem: GemmProblem, operands: Mapping[str, str]) -> Product:
-    """A product of which only the row sums are used: B is a few columns of A's operand, and C goes
-    to the workspace unread."""
-    size = problem.results * problem.M * FEW * problem.spec.dtype.itemsize
-    return Product("d_bias", problem, operands, {"c": 0}, divide_up(size, 256) * 256)
+def _bias_gradient(
+    weight_gradient: GemmProblem, a_strides: Strides, operands: Mapping[str, str]
+) -> Product:
+    """The product of a weight's gradient where only its row sums are used: B is a few columns of
+    A's operand, and C goes to the workspace unread."""
+    spec = weight_gradient.spec
+    batch, head, row = a_strides
+    problem = replace(
+        weight_gradient,
+        spec=replace(spec, vector_b=spec.vector_a, vector_c=16),
+        N=min(weight_gradient.M, FEW),
+        b_strides=(batch, head, row),
+        c_strides=(0, weight_gradient.M * FEW * bool(weight_gradient.segments), FEW),
+    )
+    size = problem.results * problem.M * FEW * spec.dtype.itemsize
+    read = {n: x for n, x in operands.items() if n != "c"}
+    return Product("d_bias", problem, read, {"c": 0}, divide_up(size, 256) * 256)
