@@ -226,6 +226,8 @@ class Walk(Launch):
     """Query heads that share a tile's rows."""
     parts: int = 1
     """Of a tile's keys."""
+    in_cluster: bool = False
+    """Whether a tile's parts follow one another."""
 
 
 MANY_ROWS, FEW_ROWS, ALL_ROWS = range(3)
@@ -247,6 +249,9 @@ WALKS = {
     ),
     "parts": Walk(2, 4, 70, 400, 2, parts=3),
     "causal-parts": Walk(2, 4, 100, 130, 2, causal=True, section=3, last_section=2, parts=4),
+    "causal-cluster": Walk(
+        *(2, 4, 100, 130, 2), causal=True, section=3, last_section=2, parts=4, in_cluster=True
+    ),
     "window-parts": Walk(1, 2, 70, 500, window=(100, 20), parts=2),
     "shared-parts-of-sequences": Walk(
         *(3, 8, 40, 200, 8),
@@ -315,6 +320,7 @@ def check_walk(walk: Walk, change: Change) -> None:
         "OUT_VIEW": packed,
         "GROUP_HEADS": group,
         "IN_PARTS": int(parts > 1),
+        "IN_CLUSTER": int(walk.in_cluster),
     }
     found = []
     for which in walk.lists or (ALL_ROWS,):
@@ -366,7 +372,8 @@ def check_walk(walk: Walk, change: Change) -> None:
         whole = [b for b in whole if b in own or parts == 1]
         assert [b for b in range(begin, end) if open_begin <= b < open_end] == whole
     if walk.causal and not walk.q:  # the longest of a section first
-        order = [(heads.index((e, h)), row) for e, h, _, row, *_ in found[::parts]]
+        once = found[::parts] if walk.in_cluster else found[: len(found) // parts]
+        order = [(heads.index((e, h)), row) for e, h, _, row, *_ in once]
         fore, first = len(heads) - walk.last_section, 0
         while first < len(heads):
             width = min(walk.section, fore - first) if first < fore else walk.last_section

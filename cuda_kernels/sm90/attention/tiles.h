@@ -12,7 +12,8 @@
 // with the second, and goes over to the other one when its own is at its end: so memory and tensor cores are busy at the same time.
 //
 // For few queries: a tile's rows are the GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
-// keys; with IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own, of neighbouring blocks of the grid.
+// keys; with IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own: where they make a cluster, and of packed rows, those of
+// neighbouring blocks of the grid; else all tiles' first parts come first, so that tiles that share keys read them from memory once.
 #pragma once
 #include "attention/sequences.h"
 #include "sm90/ptx.h"
@@ -26,6 +27,9 @@ KS_DEVICE int group_head_of(int row) { return row % GROUP_HEADS; }
 // sides, references that a tile begins with serve to its end. Else from the last one to the first.
 constexpr bool OUTWARDS =
     Config::ALIBI && Scores::BANDED && !Config::CAUSAL && !Config::WINDOW && !HAS_BIAS && !Config::IN_PARTS && Config::KV_VIEW != PAGED;
+
+// Whether one part of all tiles comes before the next.
+constexpr bool PARTS_APART = Config::IN_PARTS && !Config::IN_CLUSTER && Config::Q_VIEW != PACKED;
 
 // A tile of rows, and its blocks of keys.
 struct alignas(16) WorkTile {
@@ -171,7 +175,12 @@ template<int BM, int BN> struct TileScheduler {
   KS_DEVICE bool next(int t, WorkTile& w) {
     int tile, entry, head;
     w.part = 0;
-    if (Config::IN_PARTS) w.part = t % count.parts, t /= count.parts;
+    if (PARTS_APART) {
+      w.part = t / count.total, t -= w.part * count.total;
+      if (w.part >= count.parts) return false;
+    } else if (Config::IN_PARTS) {
+      w.part = t % count.parts, t /= count.parts;
+    }
     if constexpr (BY_WARP) {
       int tiles, earlier;
       if (!find_in_list(t, entry, tiles, earlier)) return false;

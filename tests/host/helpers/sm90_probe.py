@@ -63,6 +63,7 @@ TILES_CONSTANTS: dict[str, int | str] = {
     "OUT_VIEW": 0,
     "GROUP_HEADS": 1,
     "IN_PARTS": 0,
+    "IN_CLUSTER": 0,
 }
 """Of tiles.h."""
 

@@ -288,7 +288,7 @@ class HopperAttention(HopperKernel):
             "AHEAD": tile.ahead,
             "RECOMPUTE_NAN_ROWS": tile.remake,
             "DYNAMIC": _counted(spec, tile),
-            "LATE": tile.late or (spec.q_view == "packed" and not _paged(spec)),
+            "LATE": tile.late or spec.q_view == "packed",
             "PAGE_ROWS": tile.page_rows or 1,
             "K_TOGETHER": tile.page_rows > 1 and together(spec.kv.itemsize, spec.head_dim),
             "V_TOGETHER": tile.page_rows > 1

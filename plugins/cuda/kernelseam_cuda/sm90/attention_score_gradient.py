@@ -96,6 +96,7 @@ class ScoreGradient(HopperBackwardKernel):
             "Q_SCALES": False,
             "GROUP_HEADS": 1,
             "IN_PARTS": False,
+            "IN_CLUSTER": False,
             "QK_COLUMNS": columns_of(s.head_dim),
             "V_COLUMNS": columns_of(s.value_dim),
             "STAGES": tile.stages,

@@ -52,7 +52,8 @@ class HopperAttentionTile:
     """A block asks for its next tile when it is nearly done with one, not when it begins it: for
     causal specs, whose tiles differ in length. Packed sequences' always are asked for late: of a
     batch of few long ones a block that had begun one kept the next (H200, 60 sequences of up to
-    3,769 rows of one head of 96 columns: 64 µs, 53 late)."""
+    3,769 rows of one head of 96 columns: 64 µs, 53 late; over pages, 3 × 70 queries of 6,436 keys
+    beside single ones: 133, 76 late)."""
     fewest_heads: int = 2
     """Of a section, whose tiles are handed out together."""
     hides: bool | None = None
