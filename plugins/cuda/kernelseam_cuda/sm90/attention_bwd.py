@@ -263,6 +263,8 @@ class HopperAttentionBwd(HopperBackwardKernel):
             (AttentionSpec(bf16, 128, 128, True, True, bias=DType.float32), True, False),
             (AttentionSpec(bf16, 128, 128, lse=True, mask=True), False, True),
             (AttentionSpec(f16, 64, 64, lse=True, mask=True, bias=f16), True, False),
+            (AttentionSpec(bf16, 128, 128, lse=True, alibi=True, bias=bf16), True, False),
+            (AttentionSpec(f16, 64, 64, lse=True, window=True, bias=DType.float32), True, False),
             (AttentionSpec(bf16, 128, 128, True, True, alibi=True), False, False),
         ):
             of_bias = AttentionBwdSpec(elements, bias_gradient=gradient)
