@@ -52,8 +52,8 @@ def device() -> Device:
 def test_the_script(
     soak: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
 ) -> None:
-    given = "--device numpy:0 --seconds 250 --mixed-seconds 1 --problems 30 --specs 10 --launches 50"
-    given += f" --operations 10 --threads 2 --streams 2 --mixed 6 --workers {workers}"
+    given = "--device numpy:0 --seconds 250 --mixed-seconds 1 --problems 30 --specs 10"
+    given += f" --launches 50 --operations 10 --threads 2 --streams 2 --mixed 6 --workers {workers}"
     assert soak.main([*given.split(), "--out", str(tmp_path / "out")]) == 0
     report = json.loads((tmp_path / "out" / "soak.json").read_text())
     assert [s["stage"] for s in report["stages"]] == STAGES
