@@ -37,6 +37,10 @@ constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::RECOMPUTE_NAN_ROWS,
 // Whether a tile visits blocks that are listed (visible_blocks.h), those between of which none of its rows sees a key left out.
 constexpr bool LISTED = !Scores::BANDED;
 constexpr int AHEAD = Config::AHEAD;
+// Whether blocks of K and of V take turns in one ring: K of a tile's first block, of the second, V of the first, K of the third, V of the second…
+// A stage that comes back is needed a step later, as in rings of two stages each, for which wider blocks leave no memory.
+constexpr bool ONE_RING = Config::ONE_RING;
+static_assert(!ONE_RING || (K_BYTES == V_BYTES && STAGES > 2 && BN >= 64 && BM <= 128), "three blocks at once, one of which a consumer may skip");
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(Config::EARLY == 0 || !HAS_BIAS, "a bias comes where a tile's rows are known");
 static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two consumers take turns");
@@ -93,10 +97,19 @@ struct NoBiasMemory {
   KS_DEVICE char* of_warp(int) { return nullptr; }
 };
 
-struct alignas(1024) SharedStorage {
+struct TwoRings {
   char q[Q_STAGES][ROW_GROUPS][Q_BYTES];
   char k[STAGES][K_BYTES];
   Values v;
+};
+struct OneRing {
+  char q[Q_STAGES][ROW_GROUPS][Q_BYTES];
+  union {
+    char k[STAGES][K_BYTES];
+    Values v;
+  };
+};
+struct alignas(1024) SharedStorage : conditional<ONE_RING, OneRing, TwoRings>::type {
   conditional<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
@@ -108,7 +121,7 @@ struct alignas(1024) SharedStorage {
   conditional<HAS_BIAS, BiasMemory, NoBiasMemory>::type bias;
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
-static_assert(!IN_CLUSTER || BM * PART_PITCH <= Q_STAGES * ROW_GROUPS * Q_BYTES + STAGES * (K_BYTES + V_BYTES), "a part's result fits");
+static_assert(!IN_CLUSTER || BM * PART_PITCH <= Q_STAGES * ROW_GROUPS * Q_BYTES + STAGES * (ONE_RING ? K_BYTES : K_BYTES + V_BYTES), "a part's result fits");
 static_assert(!IN_CLUSTER || BM * 4 <= sizeof(Staging), "its rows' log-sum-exps fit");
 
 // What the numbers of q, k or v are multiplied by: one number an entry's KV head.

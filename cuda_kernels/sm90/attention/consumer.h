@@ -65,9 +65,20 @@ struct Consumer : ConsumerRows {
     if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
     k.advance();
   }
+  KS_DEVICE auto& v_state() {
+    if constexpr (ONE_RING) return k;
+    else return v;
+  }
+  // Where the V comes that is multiplied beside the next K; where the K comes behind that V.
+  KS_DEVICE PipelineState<STAGES> v_beside_k() const { return ONE_RING ? k.next() : v; }
+  KS_DEVICE PipelineState<STAGES> k_behind_v() const { return ONE_RING ? k.next() : k; }
   KS_DEVICE void release_v() {
-    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
-    v.advance();
+    if (thread_lane == 0) barrier_arrive(rings.v.empty(v_state()));
+    v_state().advance();
+  }
+  KS_DEVICE void skip_v() {
+    rings.v.wait_full(v_state());
+    release_v();
   }
   KS_DEVICE void scheduler_barrier_sync() const { if (Config::PING_PONG) named_barrier_sync(SCHEDULER + group, CONSUMERS); }
   KS_DEVICE void scheduler_barrier_arrive() const { if (Config::PING_PONG) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); }
@@ -80,9 +91,9 @@ struct Consumer : ConsumerRows {
     multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   }
-  KS_DEVICE void start_pv() {
+  KS_DEVICE void start_pv(const PipelineState<STAGES>& at) {
     copies_fence();
-    const auto y = advanced(v_tiles, v.stage * V_BYTES);
+    const auto y = advanced(v_tiles, at.stage * V_BYTES);
     multiply_rs<T, O_COLUMNS, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   }
@@ -92,8 +103,9 @@ struct Consumer : ConsumerRows {
     pin(o);
     wgmma_fence();
     start_qk(s, index);
-    rings.v.wait_full(v);
-    start_pv();
+    const auto at = v_beside_k();
+    rings.v.wait_full(at);
+    start_pv(at);
     scheduler_barrier_arrive();
   }
   // PENDING: products that were started after S.
@@ -116,7 +128,8 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void wait_next_k(float (&s)[BN / 2], const float (&sum)[2], bool more) const {
     pin(s);
     const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
-    if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
+    const auto next = k_behind_v();
+    if (more) barrier_wait(rings.k.full(next) + zero, next.parity);
   }
   // The block behind this one, whose K has come; `begin` - 1 behind the last. Once this one is done with.
   KS_DEVICE int following(int begin) {
@@ -150,8 +163,7 @@ struct Consumer : ConsumerRows {
     for (block = w.end - 1; block > mine; block--) {  // wait first: an earlier arrival would count for the previous phase
       rings.k.wait_full(k);
       release_k();
-      rings.v.wait_full(v);
-      release_v();
+      if (!ONE_RING) skip_v();
     }
     fetch(rows, w, block);
     float s[BN / 2];
@@ -161,6 +173,7 @@ struct Consumer : ConsumerRows {
     const auto ahead = score.ahead<true>(rows, first_key(w.visited(block)));
     finish_qk<0>(s);
     release_qk(begin, tile);
+    if (ONE_RING && block < w.end - 1) skip_v();
     f = factor(tile);
     first_softmax(s, w, row, w.visited(block), m, l, f, rows, ahead);
     round_p(s);
@@ -179,8 +192,7 @@ struct Consumer : ConsumerRows {
       if (i < last) scheduler_barrier_sync(), scheduler_barrier_arrive();
       rings.k.wait_full(k);
       release_k();
-      rings.v.wait_full(v);
-      release_v();
+      skip_v();
     }
     release_q(tile);
   }
@@ -283,10 +295,10 @@ struct Consumer : ConsumerRows {
     const WorkTile& done = work_tile(tile);
     float inverse[2];
     block = NOT_BEGUN;
-    rings.v.wait_full(v);
+    rings.v.wait_full(v_state());
     pin(o);
     wgmma_fence();
-    start_pv();
+    start_pv(v_state());
     finalize_softmax(done, tile, m, l, inverse);
     finish_pv();
     store(done, inverse);

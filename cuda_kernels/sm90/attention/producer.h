@@ -13,6 +13,11 @@ struct Producer {
   PipelineState<V_STAGES> v{0, 1};
   int tile = 0;  // tiles so far
 
+  KS_DEVICE auto& v_state() {
+    if constexpr (ONE_RING) return k;
+    else return v;
+  }
+
   KS_DEVICE void load_q(const WorkTile& w) {
 #pragma unroll 1
     for (int g = 0; g < ROW_GROUPS; g++, q.advance()) {
@@ -63,7 +68,7 @@ struct Producer {
     return place;
   }
   KS_DEVICE void wait_empty_v() {
-    barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v.stage), v.parity);
+    barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v_state().stage), v_state().parity);
   }
   // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full; of e4m3 those that transpose it, always.
   KS_DEVICE void load_v(const WorkTile& w, int left, int index, Keys::Place place) {
@@ -71,23 +76,23 @@ struct Producer {
     const auto boxes = keys.boxes(w, block, place);
     wait_empty_v();
     if (keys.leads()) {
-      u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
+      u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v_state().stage;
       if constexpr (E4M3) {
         const bool masked = MASKS_KEYS && !whole(w, block);
-        storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
+        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
       } else if constexpr (FILTERS_VALUES) {
-        const u32 loaded = shared_address(&storage.v_loaded[v.stage]);
+        const u32 loaded = shared_address(&storage.v_loaded[v_state().stage]);
         const bool masked = !whole(w, block);
-        storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
+        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
         if (masked && !Keys::COPIED) full = loaded;
         else barrier_arrive(loaded);
       }
       if constexpr (!Keys::COPIED) {
         barrier_arrive_expect_tx(full, V_BYTES);
-        keys.load<VBlock>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w, block, boxes);
+        keys.load<VBlock>(shared_address(storage.v.loaded(v_state().stage)), maps.v, full, w, block, boxes);
       }
     }
-    v.advance();
+    v_state().advance();
   }
 
   // Per step K of a block, then V of the previous one. With EARLY a tile's first K precedes the previous tile's last V.

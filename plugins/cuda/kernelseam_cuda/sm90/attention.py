@@ -278,6 +278,7 @@ class HopperAttention(HopperKernel):
             "BLOCKS": tile.blocks,
             "VALUE_PARTS": tile.value_parts,
             "STAGES": tile.stages,
+            "ONE_RING": tile.one_ring,
             "Q_STAGES": tile.q_stages,
             "OUT_STAGES": tile.out_stages,
             "GROUP_HEADS": tile.group_heads,

@@ -89,6 +89,8 @@ class HopperAttentionTile:
     """Consumers that share rows, each with a part of the values' columns; each computes the rows'
     weights."""
 
+    one_ring: bool = False
+    """K and V take turns in ``stages`` of one ring."""
     follows: bool = False
     """No column of the table: blocks of keys come by a list."""
     bias_size: int = 0
@@ -120,6 +122,7 @@ class HopperAttentionTile:
         way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
         way += f"-{self.value_parts}value-parts" * (self.value_parts > 1)
+        way += "-one-ring" * self.one_ring
         way += f"-{self.blocks}beside" * (self.blocks > 1)
         way += "-grouped" * (self.group_heads > 1)
         way += f"-{self.parts}{'blocks' if self.in_cluster else 'parts'}" * (self.parts > 1)
@@ -156,7 +159,7 @@ class HopperAttentionTile:
     def shared_bytes(self) -> int:
         """Rings of Q, K and V, staging of the result, control."""
         k, v = (panels_of(dim) * PANEL * 2 for dim in (self.head_dim, self.value_dim))
-        rings = self.q_stages * self.bm * k + self.stages * self.bn * (k + v)
+        rings = self.q_stages * self.bm * k + self.stages * self.bn * (k if self.one_ring else k + v)
         size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + self.control_bytes
         return size + self.bias_bytes
 
