@@ -130,6 +130,15 @@ _IN_TURNS = AttentionTile(
     in_turns=True,
     block_seconds=_US,
 )
+_SINGLE_IN_TURNS = AttentionTile(
+    *(_SINGLE, 128, 4, 32, 32, 1),
+    min_blocks=2,
+    plain=True,
+    score_unroll=1,
+    in_turns=True,
+    rate=0.52,
+    block_seconds=_US,
+)
 ATTENTION = (
     AttentionTile(_HALF_PRECISION, 64, 4, 32, 64, 2, plain=True, rate=0.52, block_seconds=2.3e-6),
     AttentionTile(
@@ -175,13 +184,15 @@ ATTENTION = (
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.24),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.20),
+    replace(_SINGLE_IN_TURNS, max_dim=64, bn=64, rate=0.57),
     AttentionTile(
-        _SINGLE, 64, 4, 32, 32, 2, min_blocks=2, plain=True, rate=0.50, block_seconds=_US
+        _SINGLE, 64, 4, 32, 32, 2, min_blocks=2, plain=True, rate=0.55, block_seconds=_US
     ),
     AttentionTile(_SINGLE, 64, 4, 16, 32, 2, rate=0.43, block_seconds=_US),
     AttentionTile(
-        _SINGLE, 128, 4, 16, 32, 2, min_blocks=2, plain=True, rate=0.44, block_seconds=_US
+        _SINGLE, 128, 4, 16, 32, 2, min_blocks=2, plain=True, rate=0.45, block_seconds=_US
     ),
+    _SINGLE_IN_TURNS,
     AttentionTile(_SINGLE, 128, 4, 16, 16, 2, rate=0.35, block_seconds=_US),
     AttentionTile(_SINGLE, 256, 4, 8, 16, 2),
     *tf32_tiles.ATTENTION,

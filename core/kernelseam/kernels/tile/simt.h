@@ -151,8 +151,10 @@ template<class T_> struct SimtEngine {
         lefts.after(step), rights.after(step);
       }
     } else {
+#pragma unroll (K > 8 * KV ? 1 : 2)
+      for (int four = 0; four < K; four += 4 * KV)
 #pragma unroll
-      for (int k = 0; k < K; k += KV) {
+      for (int k = four; k < min_of(four + 4 * KV, K); k += KV) {
         if constexpr (From::K_LAST) left_along_k(k);
         if constexpr (B::K_LAST) {
           if constexpr (!From::K_LAST)
@@ -331,10 +333,18 @@ template<class T_> struct SimtEngine {
   template<class Out, int R, int C>
   static KS_DEVICE void to_shared(Out t, const Acc<R, C>& a, int row0 = 0, int column0 = 0) {
     typedef typename Out::T To;
+    constexpr int PER = PAIRED_LANES && V == KV && sizeof(To) == sizeof(T) ? V : 1;  // by elements, eight lanes would meet in a bank
 #pragma unroll
     for (int r = 0; r < R / 8; r++)
 #pragma unroll
-      for (int c = 0; c < C / Q; c++) t.at(row0 + row<R>(r), column0 + column(c)) = convert<To>(a.x[r][c]);
+      for (int c = 0; c < C / Q; c += PER) {
+        if constexpr (PER > 1) {
+          Chunk<To> x;
+#pragma unroll
+          for (int e = 0; e < PER; e++) x.v[e] = convert<To>(a.x[r][c + e]);
+          t.chunk(row0 + row<R>(r), column0 + column(c)) = x;
+        } else t.at(row0 + row<R>(r), column0 + column(c)) = convert<To>(a.x[r][c]);
+      }
   }
 
   template<int R, int C> static KS_DEVICE void atomic_add(Sum* to, const Acc<R, C>& a) {
