@@ -40,7 +40,8 @@ constexpr int AHEAD = Config::AHEAD;
 // Whether blocks of K and of V take turns in one ring: K of a tile's first block, of the second, V of the first, K of the third, V of the second…
 // A stage that comes back is needed a step later, as in rings of two stages each, for which wider blocks leave no memory.
 constexpr bool ONE_RING = Config::ONE_RING;
-static_assert(!ONE_RING || (K_BYTES == V_BYTES && STAGES > 2 && BN >= 64 && BM <= 128), "three blocks at once, one of which a consumer may skip");
+static_assert(!ONE_RING || (K_BYTES == V_BYTES && STAGES > 2), "blocks of one size, three at once");
+static_assert(!ONE_RING || !(MASKS_KEYS || E4M3 || LISTED || Keys::COPIED), "who else looks at blocks of V has a ring of these");
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(Config::EARLY == 0 || !HAS_BIAS, "a bias comes where a tile's rows are known");
 static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two consumers take turns");

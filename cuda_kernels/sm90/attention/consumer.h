@@ -163,7 +163,7 @@ struct Consumer : ConsumerRows {
     for (block = w.end - 1; block > mine; block--) {  // wait first: an earlier arrival would count for the previous phase
       rings.k.wait_full(k);
       release_k();
-      if (!ONE_RING) skip_v();
+      skip_v();
     }
     fetch(rows, w, block);
     float s[BN / 2];
@@ -173,7 +173,6 @@ struct Consumer : ConsumerRows {
     const auto ahead = score.ahead<true>(rows, first_key(w.visited(block)));
     finish_qk<0>(s);
     release_qk(begin, tile);
-    if (ONE_RING && block < w.end - 1) skip_v();
     f = factor(tile);
     first_softmax(s, w, row, w.visited(block), m, l, f, rows, ahead);
     round_p(s);

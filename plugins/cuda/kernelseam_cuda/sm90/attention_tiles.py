@@ -21,6 +21,8 @@ _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
 _BUSY_ALONE = 88, 240
 """The same where threads copy rows of pages, or follow words of visited blocks."""
+_ONE_RING = 24, 240
+"""The same where the loading thread has one ring for keys and values."""
 _BESIDE, _FOLLOWING_BESIDE = (40, 216), (56, 200)
 """The same where two blocks share a multiprocessor."""
 
@@ -90,7 +92,8 @@ class HopperAttentionTile:
     weights."""
 
     one_ring: bool = False
-    """K and V take turns in ``stages`` of one ring."""
+    """Blocks of keys and of values take turns in one ring of ``stages``. Only for dense rows, of
+    which all see all keys."""
     follows: bool = False
     """No column of the table: blocks of keys come by a list."""
     bias_size: int = 0
@@ -107,6 +110,8 @@ class HopperAttentionTile:
     @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of the loading warpgroup and of a consumer's."""
+        if self.one_ring:
+            return _ONE_RING
         if self.groups == 2 and self.follows:
             return _FOLLOWING
         if self.blocks == 2:
@@ -210,6 +215,14 @@ ATTENTION = (
     HopperAttentionTile(128, 128, 2, 96, 2, 1, 1, True, False, 24, has_bias=True, rate=1.0),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
     HopperAttentionTile(192, 192, 2, 96, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.17),
+    HopperAttentionTile(
+        *(256, 256, 2, 96, 3, 1, 1, False, False, 48),
+        hides=False,
+        one_ring=True,
+        softmax_columns=50,
+        rate=1.2,
+        block_seconds=1.7e-6,
+    ),
     HopperAttentionTile(
         *(256, 256, 2, 64, 2, 1, 2, True, False, 32),
         fewest_heads=4,
