@@ -136,7 +136,7 @@ _SINGLE_IN_TURNS = AttentionTile(
     plain=True,
     score_unroll=1,
     in_turns=True,
-    rate=0.52,
+    rate=0.47,
     block_seconds=_US,
 )
 ATTENTION = (
