@@ -164,7 +164,8 @@ class HopperAttentionTile:
     def shared_bytes(self) -> int:
         """Rings of Q, K and V, staging of the result, control."""
         k, v = (panels_of(dim) * PANEL * 2 for dim in (self.head_dim, self.value_dim))
-        rings = self.q_stages * self.bm * k + self.stages * self.bn * (k if self.one_ring else k + v)
+        keys = k if self.one_ring else k + v
+        rings = self.q_stages * self.bm * k + self.stages * self.bn * keys
         size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + self.control_bytes
         return size + self.bias_bytes
 
