@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
 from kernelseam.dtypes import DType
-from kernelseam.epilogues import Epilogue, amax, column_sums, epilogue_expression, residual, softcap
+from kernelseam.epilogues import (
+    Epilogue,
+    amax,
+    column_sums,
+    epilogue_expression,
+    residual,
+    row_sums,
+    softcap,
+)
 from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.gemm_tiling import strips_of
+from kernelseam_cuda.sm90.gemm_tiling import kept_bytes, strips_of
 from kernelseam_cuda.sm90.tiles import (
     E4M3,
     E4M3_BLOCKS,
@@ -126,7 +134,7 @@ def problem(
         ({"summed": True, "view": "pointers"}, "it does not sum products of lists"),
         (
             {"epilogue": WITH_SMALL_BLOCKS},
-            "no tile's strips of 16 rows are of blocks that sums and maxima are of",
+            "no tile's strips of 64 rows are of blocks that sums and maxima are of",
         ),
         ({"residual": F32}, "its residual is of the result's bfloat16, not of float32"),
         (
@@ -147,20 +155,22 @@ def test_what_the_kernel_does_not_take_is_refused_by_name(
     assert HALF.refuse(problem(**changes), ROW) == reason
 
 
+def with_sums(**more: Any) -> GemmProblem:
+    return replace(problem(epilogue=WITH_SUMS, **more), reduction_strides=((1,),))
+
+
 def test_sums_in_an_epilogue_are_added_up_behind_the_product() -> None:
-    """A part is of a warp's 16 rows, or one of them, and of the tile's columns, or one of them;
+    """A part is of a consumer's 64 rows, or one of them, and of the tile's columns, or one of them;
     where a number is of a block's, of 64 of them, of a gate's 96 of 32."""
-    p = replace(
-        problem(M=100, N=200, batch=1, heads=1, epilogue=WITH_SUMS), reduction_strides=((1,),)
-    )
+    p = with_sums(M=100, N=200, batch=1, heads=1)
     assert HALF.refuse(p, ROW) is None
     for tile in HALF.tiles(p.spec, ROW):
         plan = HALF.launches(p, tile, H200)
         product, added = plan.kernels
         assert (product.workspace, added.workspace) == ({"parts_0": 0}, {"parts": 0})
         assert (plan.workspace_bytes, added.problem.of) == (
-            4 * 7 * -(-200 // tile.bn) * tile.bn,
-            (1, 7, 1),
+            4 * 2 * -(-200 // tile.bn) * tile.bn,
+            (1, 2, 1),
         )
     block = amax(np.empty((100, 1), np.float32), block=(1, 96))
     for epilogue, narrow in ((column_sums(np.empty(96, np.float32)), False), (block, True)):
@@ -168,6 +178,51 @@ def test_sums_in_an_epilogue_are_added_up_behind_the_product() -> None:
         wide = {t.bn: strips_of(gate, t).wide for t in HALF.tiles(gate.spec, ROW)}
         assert wide[192] == (32 if narrow else 96)
         assert (128 in wide) is not narrow, "its 64 columns are of no block of 96"
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "preactivation", "store"),
+    [
+        ("silu", False, "rows"),
+        ("silu", True, "tma"),
+        ("gelu", False, "tma"),
+        ("swiglu", True, "rows"),
+        (["silu", row_sums(np.zeros(512, np.float32))], False, "rows"),
+        (["silu", column_sums(np.zeros(6144, np.float32))], False, "tma"),
+        (["silu", amax(np.zeros((512, 48), np.float32), block=(1, 128))], False, "tma"),
+    ],
+)
+def test_who_stores_tiles_that_run_at_once(epilogue: Any, preactivation: bool, store: str) -> None:
+    """Warps, where the epilogue is cheap; else TMA, while they compute the next panel."""
+    asked = {"epilogue": with_text(epilogue), "preactivation": preactivation}
+    p = problem(M=512, N=6144, K=4096, batch=1, heads=1, b_transposed=True, **asked)
+    tile = HALF.tile(p, ROW, H200)
+    assert (tile.bm, tile.bn, tile.store) == (128, 192, store)
+
+
+def test_consumers_keep_parts_where_they_have_room() -> None:
+    """16 bytes for each of 64 columns of its rows."""
+    spec = with_sums(M=100, N=200, batch=1, heads=1).spec
+    kept = {t.name: kept_bytes(spec, t) for t in HALF.tiles(spec, ROW)}
+    assert kept["128x192-5-tma-2together"] == 16 * 2 * 64
+    assert kept["128x192-5-tma-2together-pingpong"] == 16 * 2 * 2 * 64
+    assert all(t.fits(False, kept[t.name]) for t in HALF.tiles(spec, ROW))
+    twice = problem(epilogue=with_text(["gelu", *([column_sums(np.zeros(512, "f4"))] * 2)])).spec
+    left_out = {*kept} - {t.name for t in HALF.tiles(twice, ROW)}
+    assert left_out == {"128x128-5-tma", "128x128-5-rows"}, "four buffers leave 2.8 KB"
+
+
+def test_sums_take_time_where_no_other_consumer_hides_them() -> None:
+    """So that few tiles that take turns are chosen sooner with them than without."""
+    p = with_sums(M=4096, N=6144, K=4096, batch=1, heads=1, b_transposed=True)
+    plain = replace(p, spec=replace(p.spec, epilogue=with_text("gelu")), reduction_strides=())
+    alone = {t.name: HALF.work(plain, t, H200).block_seconds for t in HALF.tiles(p.spec, ROW)}
+    with_them = {t.name: HALF.work(p, t, H200).block_seconds for t in HALF.tiles(p.spec, ROW)}
+    more = {n: x - alone[n] for n, x in with_them.items()}
+    hidden = more.pop("128x192-5-tma-2together-pingpong")
+    assert 0 < hidden < more["128x192-5-tma-2together"] / 4, "of the last tile alone"
+    assert more["128x256-3-tma-2together"] == pytest.approx(128 * 256 * 1.2e-10)
+    assert min(more.values()) > 0
 
 
 def test_problems_are_refused_by_their_numbers() -> None:

@@ -66,6 +66,15 @@ constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / A_BYTES);
 constexpr int RESULT_BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1;
 constexpr int BATCH = Config::PREACTIVATION && SUM_PANELS % RESULT_BATCH ? 1 : RESULT_BATCH, SLOTS = BUFFERS / BATCH;
 
+// Sums and maxima in an epilogue: parts of a consumer's warps, for so many columns of each of its STRIP_ROWS, until they are joined (reductions.h).
+struct WarpParts { float of[4]; };
+constexpr int STRIP_ROWS = 64, KEPT_COLUMNS = BN / PER_COLUMN % 64 == 0 ? 64 : 32;
+template<int COUNT, class E = Epilogue> constexpr int kept_of() {  // those of the first COUNT
+  if constexpr (COUNT == 0) return 0;
+  else return kept_of<COUNT - 1, E>() + (E::REDUCED_ROWS[COUNT - 1] == 1 ? 0 : MT * (E::REDUCED_COLUMNS[COUNT - 1] == 1 ? KEPT_COLUMNS : 1));
+}
+constexpr int KEPT_PARTS = kept_of<Config::REDUCTIONS>();
+
 // The right factor of the products that sum A's rows: a column of ones, whatever its layout.
 struct Ones {
   alignas(1024) u32 pairs[256];
@@ -84,8 +93,10 @@ struct alignas(1024) Storage : conditional<RowSums::THERE, Ones, NoOnes>::type {
   char stages[STAGES][STAGE_BYTES];
   char out[GROUPS][BUFFERS][ROWS_BYTES];
   float scales[Config::SCALE_K ? STAGES : 1][Config::SCALE_K ? BM + 4 : 1];  // of blocks (scale_loader.h)
-  float columns[COLUMN_VALUES ? GROUPS : 1][COLUMN_VALUES ? BN : 1];  // of the bias, or columns' scales
+  float columns[COLUMN_VALUES || KEPT_PARTS ? GROUPS : 1][max_of((COLUMN_VALUES ? BN : 0) + 4 * KEPT_PARTS, 1)];  // of the bias, or columns' scales
   u64 ring[2 * STAGES], out_ring[GROUPS][2 * SLOTS];
+
+  KS_DEVICE WarpParts* parts(int consumer) { return (WarpParts*)&columns[KEPT_PARTS ? consumer : 0][COLUMN_VALUES && KEPT_PARTS ? BN : 0]; }
 };
 struct GroupedStorage : Storage { GroupTable groups; };
 KS_DEVICE GroupTable& groups_of(GroupedStorage& storage) { return storage.groups; }

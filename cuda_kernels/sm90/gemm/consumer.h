@@ -439,7 +439,8 @@ struct Consumer {
       if constexpr (Config::EPILOGUE) {
         const int at = opaque(thread_lane);  // else its places are kept from tile to tile, and spill
         Expression expression(a, p, p.row + first_row(at), at);
-        store<false>(acc, p, c, [&](int panel, int panels) { expression.apply(acc, a, panel, panels); });
+        WarpParts* const parts = storage.parts(group);
+        store<false>(acc, p, c, [&](int panel, int panels) { expression.apply(acc, a, parts, group, warp, panel, panels); });
       } else {
         store<false>(acc, p, c, [](int, int) {});
       }

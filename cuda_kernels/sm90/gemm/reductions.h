@@ -1,17 +1,21 @@
-// Sums and maxima in the epilogue (gemm/reductions.h), of a thread's elements as expression.h meets them. A part is of a strip: 16 rows,
-// which a warp has of a tile, and all of its columns, or STRIP_COLUMNS of them where some number is of a block's. Rows' parts, or a
-// strip's, are kept until its last column; columns' leave as soon as their elements are there.
+// Sums and maxima in the epilogue (gemm/reductions.h), of a thread's elements as expression.h meets them. A part is of a strip: STRIP_ROWS
+// rows, and all of a tile's columns, or KEPT_COLUMNS of them where some number is of a block's. Rows' parts, or a strip's, are kept until its
+// last column; columns' leave with each KEPT_COLUMNS. The four warps' parts of columns and strips are joined in shared memory.
 //
 // Registers: two float32 for each 64 rows and each sum or maximum, and FOUR.
 #pragma once
-#include "gemm/reductions.h"
 #include "sm90/gemm/block.h"
 
 template<class E, int I = 0> constexpr bool of_blocks() {
   if constexpr (I < Config::REDUCTIONS) return E::REDUCED_COLUMNS[I] > 1 || of_blocks<E, I + 1>();
   return false;
 }
-constexpr int STRIP_ROWS = 16, STRIP_COLUMNS = !of_blocks<Epilogue>() ? BN / PER_COLUMN : BN / PER_COLUMN % 64 == 0 ? 64 : 32;
+template<class E, int I = 0> constexpr bool by_columns() {
+  if constexpr (I < Config::REDUCTIONS) return (E::REDUCED_ROWS[I] != 1 && E::REDUCED_COLUMNS[I] == 1) || by_columns<E, I + 1>();
+  return false;
+}
+constexpr bool BY_COLUMN = by_columns<Epilogue>();  // some sum or maximum
+constexpr int STRIP_COLUMNS = of_blocks<Epilogue>() ? KEPT_COLUMNS : BN / PER_COLUMN;
 constexpr int FOUR = 4;  // parts of columns that leave together
 
 template<int COUNT> struct Reduced {
@@ -32,20 +36,21 @@ template<int COUNT> struct Reduced {
 
   // Takes an element, of row 64·i + 8·half and of part n of FOUR, and returns what becomes of it.
   template<int I = 0, class Row, class Column>
-  KS_DEVICE float take(float x, const Epilogue& own, const Epilogue::Tile& tile, const Row& row, const Column& column, bool there, int i,
-                       int half, int n) {
+  KS_DEVICE float take(float x, const Epilogue& own, const Epilogue::Tile& tile, const Row& row, const Column& column, bool row_there,
+                       bool column_there, int i, int half, int n) {
     if constexpr (I < COUNT) {
       const float y = own.template reduced<I>(x, tile, row, column);
       float& part = by_column(I) ? columns[I][n] : of[I][i][by_row(I) ? half : 0];
+      const bool there = (by_row(I) || row_there) && (by_column(I) || column_there);  // else its part is not written
       if (there) part = join<I>(part, Epilogue::MAXIMUM[I] ? magnitude(y) : y);
-      return take<I + 1>(own.template rest<I>(x, tile, row, column), own, tile, row, column, there, i, half, n);
+      return take<I + 1>(own.template rest<I>(x, tile, row, column), own, tile, row, column, row_there, column_there, i, half, n);
     }
     return x;
   }
 
-  // Writes the parts of columns: column(n) and row(n) are those of part n, of 8 rows that lanes 4 apart have. Lanes exchange halves of them until
-  // each has one: number 2·(lane / 16) + lane / 8 % 2.
-  template<int I = 0, class At> KS_DEVICE void write_columns(const Parts& to, const EpilogueBlock& block, int lane, At at) {
+  // Keeps a warp's parts of columns; at(n): which of KEPT_COLUMNS of which 64 rows part n is, of 8 rows that lanes 4 apart have. Lanes exchange
+  // halves of them until each has one: number 2·(lane / 16) + lane / 8 % 2.
+  template<int I = 0, class At> KS_DEVICE void keep_columns(WarpParts* kept, int warp, int lane, At at) {
     if constexpr (I < COUNT) {
       if constexpr (by_column(I)) {
         float x[FOUR];
@@ -60,18 +65,15 @@ template<int COUNT> struct Reduced {
         const float sent = shuffle_xor(odd ? x[0] : x[1], 8);
         float part = join<I>(odd ? x[1] : x[0], sent);
         part = join<I>(part, shuffle_xor(part, 4));
-        const auto place = at(lane >> 3);
-        if (!(lane & 4) && place.row < block.rows && place.column < block.columns)
-          to.parts[I][((i64)block.matrix * to.row_strips + place.row / STRIP_ROWS) * ((i64)to.column_strips * STRIP_COLUMNS) + place.column] = part;
+        if (!(lane & 4)) kept[kept_of<I>() + at(lane >> 3)].of[warp] = part;
       }
-      write_columns<I + 1>(to, block, lane, at);
+      keep_columns<I + 1>(kept, warp, lane, at);
     }
   }
 
-  // Writes those of rows and of strips, whose first column is `column`, and begins the next ones. row: this thread's first.
-  template<int I = 0> KS_DEVICE void write_strips(const Parts& to, const EpilogueBlock& block, int row, int column, int lane) {
+  // Writes parts of rows, whose strip ends, and keeps a warp's of the strip; begins the next ones.
+  template<int I = 0> KS_DEVICE void end_strip(WarpParts* kept, const Parts& to, const EpilogueBlock& block, int strip, int warp, int lane) {
     if constexpr (I < COUNT) {
-      const int strip = column / STRIP_COLUMNS;
       if constexpr (!by_column(I)) {
 #pragma unroll
         for (int i = 0; i < MT; i++)
@@ -80,17 +82,37 @@ template<int COUNT> struct Reduced {
             float& part = of[I][i][half];
 #pragma unroll
             for (int m = 1; m < (by_row(I) ? 4 : WARP); m *= 2) part = join<I>(part, shuffle_xor(part, m));
-            const int r = row + 64 * i + 8 * half;
+            const int row = block.row + 64 * i + 8 * half;
             if (by_row(I)) {
-              if ((lane & 3) == 0 && r < block.rows && column < block.columns)
-                to.parts[I][((i64)block.matrix * to.column_strips + strip) * ((i64)to.row_strips * STRIP_ROWS) + r] = part;
-            } else if (lane == 0 && r < block.rows && column < block.columns) {  // lane 0 has the strip's first row
-              to.parts[I][((i64)block.matrix * to.row_strips + r / STRIP_ROWS) * to.column_strips + strip] = part;
+              if ((lane & 3) == 0 && row < block.rows && strip * STRIP_COLUMNS < block.columns)
+                to.parts[I][((i64)block.matrix * to.column_strips + strip) * ((i64)to.row_strips * STRIP_ROWS) + row] = part;
+            } else if (lane == 0) {
+              kept[kept_of<I>() + i].of[warp] = part;
             }
             part = 0.f;
           }
       }
-      write_strips<I + 1>(to, block, row, column, lane);
+      end_strip<I + 1>(kept, to, block, strip, warp, lane);
+    }
+  }
+
+  // Joins the warps' parts, of columns from `column` on and, where it ends, of their strip, and writes them. row: the consumer's first.
+  template<bool STRIP_ENDS, int I = 0>
+  KS_DEVICE void write(const WarpParts* kept, const Parts& to, const EpilogueBlock& block, int row, int column, int thread) const {
+    if constexpr (I < COUNT) {
+      constexpr int COLUMNS = by_column(I) ? KEPT_COLUMNS : by_row(I) || !STRIP_ENDS ? 0 : 1;
+      const int strip_column = column / STRIP_COLUMNS;
+#pragma unroll
+      for (int first = 0; first < MT * COLUMNS; first += 128) {
+        const int n = first + thread, r = row + n / max_of(COLUMNS, 1) * STRIP_ROWS;
+        const int c = by_column(I) ? column + n % max_of(COLUMNS, 1) : strip_column * STRIP_COLUMNS;
+        if (n >= MT * COLUMNS || r >= block.rows || c >= block.columns) continue;
+        const float* const x = kept[kept_of<I>() + n].of;
+        const i64 strip = (i64)block.matrix * to.row_strips + r / STRIP_ROWS;
+        const i64 place = by_column(I) ? strip * ((i64)to.column_strips * STRIP_COLUMNS) + c : strip * to.column_strips + strip_column;
+        to.parts[I][place] = join<I>(join<I>(x[0], x[1]), join<I>(x[2], x[3]));
+      }
+      write<STRIP_ENDS, I + 1>(kept, to, block, row, column, thread);
     }
   }
 };

@@ -72,6 +72,7 @@ GATE, EPILOGUE, SOURCES = (
     for kind, what in (("bf16-nt", "gate"), ("bf16-nt", "silu"), ("f16-nn", "in-turn"))
 )
 SUMMED_ROWS = "gemm-bf16-nt-many-tiles-sums"
+WHOLE_SUMS = "gemm-bf16-nt-many-tiles-sums-one-matrix"
 SCALED, SCALED_MATRIX = (f"gemm-e4m3fn-nt-many-tiles-blocks{what}" for what in ("", "-one-matrix"))
 HALVES, PAGES, FEW_TOKENS = (
     f"qkv-projection-f16-{what}"
@@ -130,8 +131,8 @@ MUTANTS = (
     _mutant(
         "sums-beyond-the-last-row",
         GEMM_EXPRESSION,
-        "n < block.columns && block.row + 64 * i + 8 * half < block.rows;",
-        "n < block.columns;",
+        "at, block.row + 64 * i + 8 * half < block.rows, n",
+        "at, true, n",
         SUMMED_ROWS,
         "columns have sums of rows that there are not",
     ),
@@ -154,10 +155,26 @@ MUTANTS = (
     _mutant(
         "sums-of-the-first-64-rows",
         GEMM_EXPRESSION,
-        "block.row - (lane >> 2) + 64 * i,",
-        "block.row - (lane >> 2),",
+        "return KEPT_COLUMNS * i + EACH",
+        "return EACH",
         SUMMED_ROWS,
-        "a consumer's second 64 rows write where the first's parts lie",
+        "a consumer's second 64 rows keep their parts where the first's lie",
+    ),
+    _mutant(
+        "sums-of-two-warps",
+        GEMM_REDUCTIONS,
+        "to.parts[I][place] = join<I>(join<I>(x[0], x[1]), join<I>(x[2], x[3]));",
+        "to.parts[I][place] = join<I>(x[0], x[1]);",
+        SUMMED_ROWS,
+        "half of a consumer's warps are left out",
+    ),
+    _mutant(
+        "sums-of-a-strip's-end",
+        GEMM_REDUCTIONS,
+        ": strip_column * STRIP_COLUMNS;",
+        ": column;",
+        WHOLE_SUMS,
+        "a strip that ends beyond the last column is left out",
     ),
     _mutant(
         "the-others-slices",

@@ -64,6 +64,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     ORDER,
     SCALED_COLUMNS,
     in_step,
+    kept_bytes,
     order_values,
     refuse_reductions,
     result_dtypes,
@@ -365,8 +366,8 @@ class HopperGemm(HopperKernel):
 
     def shared_bytes(self, spec: GemmSpec, tile: HopperGemmTile) -> int:
         blocks = spec.scale_block is not None
-        columns = spec.bias is not None or (spec.scales and not blocks)
-        return tile.shared_bytes(columns, spec.row_sums is not None, blocks)
+        columns, sums = spec.bias is not None or (spec.scales and not blocks), bool(spec.row_sums)
+        return tile.shared_bytes(columns, sums, blocks, kept=kept_bytes(spec, tile))
 
     def values(
         self, problem: GemmProblem, tile: HopperGemmTile, device: Device

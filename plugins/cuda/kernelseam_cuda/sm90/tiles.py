@@ -103,17 +103,26 @@ class HopperGemmTile:
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
     def shared_bytes(
-        self, bias: bool, sums: bool = False, scales: bool = False, table: int = 0
+        self, bias: bool, sums: bool = False, scales: bool = False, table: int = 0, kept: int = 0
     ) -> int:
         """Ring, buffers, the bias of each consumer, a factor that sums rows, scales of blocks, the
-        ``table`` of groups, control; in whole KiB."""
+        ``table`` of groups, ``kept`` parts of an epilogue's sums, control; in whole KiB."""
+        size = self._bytes(bias, sums, scales, table, kept)
+        assert size * self.blocks <= SHARED_BYTES
+        return -(-size // 1024) * 1024
+
+    def fits(self, bias: bool, kept: int) -> bool:
+        """Whether a block has room for these beside its ring and buffers."""
+        return self._bytes(bias, kept=kept) * self.blocks <= SHARED_BYTES
+
+    def _bytes(
+        self, bias: bool, sums: bool = False, scales: bool = False, table: int = 0, kept: int = 0
+    ) -> int:
         size = self.stages * (self.bm + self.bn) * 128 + self.groups * (
             self.buffers * 8192 + bias * self.bn * 4
         )
         size += 16 * (self.stages + self.groups * self.buffers) + sums * 1024
-        size += scales * self.stages * (self.bm + 4) * 4 + table
-        assert size * self.blocks <= SHARED_BYTES
-        return -(-size // 1024) * 1024
+        return size + scales * self.stages * (self.bm + 4) * 4 + table + kept
 
     def stages_after_sums(self, sources: int) -> int:
         """Of the ring, that a split tile of a 16-bit result needs at once: ``sources`` source
