@@ -25,7 +25,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 ROWS = [block.split("# kernelseam", 1) for block in BLOCKS]
 NAMES = [theirs.split("\n")[0].removeprefix("# ") for theirs, _ in ROWS]
 B, H, H_KV, S_Q, S_K, D, PAGE_SIZE = 3, 4, 2, 5, 9, 16, 4
-RANK, ROTATED = 24, 8
+RANK, ROTATED, BLOCK = 24, 8, 8
 EIGHT = (("q8", S_Q, H), ("k8", S_K, H_KV), ("v8", S_K, H_KV))
 Tensor = Any
 
@@ -211,9 +211,35 @@ class Latent(PagedPrefill):
 def concat_and_cache_mla(
     ckv: Tensor, kpe: Tensor, pages: Tensor, slots: Tensor, kind: str, scale: Tensor
 ) -> None:
-    assert (kind, scale.item()) == ("auto", 1)
+    assert scale.item() == 1
     there = slots >= 0
-    pages.view(-1, pages.shape[-1])[slots[there]] = torch.cat((ckv, kpe), -1)[there]
+    rows = torch.cat((ckv, kpe), -1)
+    if kind == "fp8_ds_mla":
+        x = ckv.unflatten(-1, (-1, BLOCK))
+        scales = x.abs().amax(-1) / 448
+        numbers = (x / scales[..., None]).flatten(1).to(torch.float8_e4m3fn)
+        parts = (numbers, scales, kpe.to(torch.bfloat16))
+        rows = torch.cat([part.view(torch.uint8) for part in parts], -1)
+    pages.view(-1, pages.shape[-1])[slots[there]] = rows[there]
+
+
+def flash_mla_with_kvcache(
+    q: Tensor,
+    pages: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    rank: int,
+    metadata: None,
+    splits: None,
+    softmax_scale: float,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    found = []
+    for x, row, n in zip(q, table.clamp(min=0).long(), lengths.tolist(), strict=True):
+        k = pages[row].flatten(0, 1)[:n]
+        found.append(softmax_attention(x, k, k[..., :rank], causal, scale=softmax_scale))
+    out, lse = zip(*found, strict=True)
+    return torch.stack(out), torch.stack(lse)
 
 
 def merge_attn_states(
@@ -396,10 +422,15 @@ def names(row: str) -> dict[str, Any]:
         "ckv_pages": normal(7, PAGE_SIZE, RANK),
         "kpe_pages": normal(7, PAGE_SIZE, ROTATED),
         "latent_pages": normal(7, PAGE_SIZE, RANK + ROTATED),
+        "scaled_pages": torch.zeros(
+            7, PAGE_SIZE, RANK + 4 * (RANK // BLOCK) + 2 * ROTATED, dtype=torch.uint8
+        ),
+        "q_latent": normal(B, 2, H, RANK + ROTATED),
         "ckv_new": normal(5, RANK),
         "kpe_new": normal(5, ROTATED),
         "rank": RANK,
         "rotated": ROTATED,
+        "block": BLOCK,
         "scale": 0.3,
         "one": torch.ones(()),
         "ops": SimpleNamespace(
@@ -433,6 +464,10 @@ def names(row: str) -> dict[str, Any]:
                 cublasSgemmGroupedBatched,
             )
         },
+        "flash_mla": SimpleNamespace(
+            get_mla_metadata=lambda lengths, rows, kv_heads: (None, None),
+            flash_mla_with_kvcache=flash_mla_with_kvcache,
+        ),
         "flashinfer": SimpleNamespace(
             single_prefill_with_kv_cache=lambda q, k, v, causal: softmax_attention(q, k, v, causal)[
                 0
@@ -493,13 +528,14 @@ def test_a_row(theirs: str, ours: str) -> None:
 
 def test_all_are_there() -> None:
     """Causal alignment first, then each library that is named."""
-    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 38
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 40
     assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
     starts = [n.partition(":")[0] for n in NAMES]
     assert list(dict.fromkeys(starts)) == [
         "torch",
         "deep_gemm",
         "flash_attn",
+        "flash_mla",
         "flashinfer",
         "vllm",
         "cuBLAS",
