@@ -72,6 +72,7 @@ def attention(
         numbers,
         flushed,
         precision,
+        variant.rounded_keys,
     )
 
 
@@ -86,10 +87,18 @@ def attention_verdict(
     numbers: Rows,
     flushed: bool = False,
     precision: str | None = None,
+    rounded_keys: bool = False,
 ) -> Verdict:
     """The same, given the oracle's result."""
     tolerance, lse_tolerance = tolerances.attention(
-        result, S_k, head_dim, dtype, DType.of(out.dtype), flushed=flushed, precision=precision
+        result,
+        S_k,
+        head_dim,
+        dtype,
+        DType.of(out.dtype),
+        flushed=flushed,
+        precision=precision,
+        rounded_keys=rounded_keys,
     )
     compared = [_compared("out", out, result.out, tolerance)]
     if lse is not None:

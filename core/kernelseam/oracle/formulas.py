@@ -43,6 +43,8 @@ class Variant(ScoreNumbers):
     """[B, H, S_q, S_k], True where a key may be attended to."""
     sinks: Array | None = None
     """[H]."""
+    rounded_keys: bool = False
+    """k and v may be rounded to q's dtype before they are multiplied: what bounds are of."""
     q_lengths: Sequence[int] | None = None
     """[B]: queries of an entry; rows after them are 0 in every result."""
     kv_lengths: Sequence[int] | None = None
@@ -114,7 +116,7 @@ class AttentionResult:
     −inf."""
     largest: Floats
     """max over d of |scale·q_d|·max|k_d|, over the visible keys, […]: no term of a product is
-    larger."""
+    larger. Where keys may be rounded max √(Σ_d(scale·q_d·k_d)² / D_qk) over the visible keys."""
     values: Floats
     """Σ_j|v_j| / ℓ over the visible keys, […, D_v], with ℓ = Σexp(score − largest score). With
     scales 2·max_j|scale_j|·Σ_j|v_j| / ℓ, v_j without them."""
@@ -223,6 +225,10 @@ def attention(
             if variant.q_scales is not None:
                 sizes *= np.abs(variant.q_scales[b, h, i[of], None].astype(np.float64))
             with np.errstate(invalid="ignore", over="ignore"):
+                if variant.rounded_keys:
+                    squares = (sizes**2 @ K[keys].T ** 2).max(axis=1, initial=0)
+                    largest[indices[of]] = abs(scale) * np.sqrt(squares / sizes.shape[1])
+                    continue
                 of_keys = np.abs(K[keys]).max(axis=0, initial=0)
                 largest[indices[of]] = abs(scale) * (sizes * of_keys).max(axis=1, initial=0)
     lead = (B, H, S_q) if rows is None else (n,)

@@ -10,13 +10,13 @@ from kernelseam.oracle.formulas import Array
 
 def scaled_rows(rows: Array, value_dim: int, block: int) -> tuple[Array, Array]:
     """(keys, values) of rows of float8_e4m3fn: ``value_dim`` numbers, float32 scales, bfloat16. A
-    number stands for the float32 product with its scale, rounded to bfloat16."""
+    number stands for its product with its scale."""
     x = np.ascontiguousarray(rows)
     count = value_dim // block
-    numbers = x[..., :value_dim].astype(np.float32)
+    numbers = x[..., :value_dim].astype(np.float64)
     behind = np.ascontiguousarray(x[..., value_dim:]).view(np.uint8)
     scales = np.ascontiguousarray(behind[..., : 4 * count]).view(np.float32)
     others = np.ascontiguousarray(behind[..., 4 * count :]).view(ml_dtypes.bfloat16)
     with np.errstate(all="ignore"):
-        scaled = (numbers * np.repeat(scales, block, axis=-1)).astype(ml_dtypes.bfloat16)
-    return np.concatenate([scaled, others], axis=-1), scaled
+        scaled = numbers * np.repeat(scales, block, axis=-1)
+    return np.concatenate([scaled, others.astype(np.float64)], axis=-1), scaled

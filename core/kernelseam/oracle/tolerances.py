@@ -21,6 +21,8 @@ inputs as they were rounded:
   matrix units add few bits of its products.
 * of float32 with precision "tf32x3" 2·c for c; with "tf32" [2·u_tf32 + e^(2·cut) − 1]·min(P|V|,
   |ref| + 3·√Σ(P_j·v_j)²) more, and cut more in the LSE, with cut = 2·u_tf32·max scale·|q||k|.
+* of keys and values that may be rounded to q's dtype first, [u + e^(2·cut) − 1]·min(P|V|, |ref| +
+  3·√Σ(P_j·v_j)²) more, and cut more in the LSE, with cut = 3·u·max scale·√Σ(q_d·k_d)².
 * N states merged: 2·u_out·|ref| + c·u_32·(√N + max|s_n|)·Σ_n e^(s_n − s)·|o_n| + η_out.
 * their LSE: c·u_32·(√N + max|s_n| + |ref|).
 * an attention's gradients: 2·u_out·|ref| + u_P·R + c·u_32·(E + L) + u_out·O + η·V + η_out, of the
@@ -57,6 +59,9 @@ E4M3_LARGEST = 3.0
 """And how many where one term is much larger than the others, as a part of √terms·largest: all the
 others are cut off at its unit, independently, with a root mean square of 1/√3, so that this is five
 standard deviations."""
+ROUNDED = 3.0
+"""Of a sum whose terms are rounded independently, by up to u each, a root mean square of u/√3: five
+standard deviations, as a part of u·√Σterms²."""
 TF32X3 = 2.0
 """The bound of products of split numbers, as a multiple of float32's."""
 LARGEST_WEIGHT = {DType.float8_e4m3fn: 2.0**6, DType.float8_e4m3fnuz: 2.0**5}
@@ -119,9 +124,10 @@ def attention(
     *,
     flushed: bool = False,
     precision: str | None = None,
+    rounded_keys: bool = False,
 ) -> tuple[Floats, Floats]:
     """The bounds of each element of out and of the LSE; ``dtype`` is that of q, ``precision`` how
-    it is multiplied."""
+    it is multiplied; ``rounded_keys``: k and v may be rounded to that dtype before."""
     growth = math.sqrt(S_k) + math.sqrt(head_dim) * result.products + result.changes
     with np.errstate(invalid="ignore", over="ignore"):
         unit = ATTENTION_CONSTANT * dtype.accumulator.unit_roundoff * _split(precision)
@@ -131,6 +137,10 @@ def attention(
         if precision == "tf32":
             cut = 2 * TF32_UNIT * result.products
             weights += (2 * TF32_UNIT + np.expm1(2 * cut[..., None])) * result.spread
+        if rounded_keys:
+            own = dtype.unit_roundoff
+            cut = ROUNDED * own * math.sqrt(head_dim) * result.largest
+            weights += (own + np.expm1(2 * cut[..., None])) * result.spread
         if dtype.is_fp8:
             largest = math.sqrt(head_dim) * result.largest
             cut = E4M3_UNIT * (E4M3 * result.products + E4M3_LARGEST * largest)

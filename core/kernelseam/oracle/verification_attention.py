@@ -64,6 +64,7 @@ class _Memory:
             q_scales=self._query_scales(p),
             k_scales=self._scales(p, "k_scales"),
             v_scales=self._scales(p, "v_scales"),
+            rounded_keys=p.spec.row_scale_block is not None,
             **given,
         )
 

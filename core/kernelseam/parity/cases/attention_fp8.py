@@ -73,9 +73,15 @@ def scaled_rows() -> Iterator[AttentionCase]:
     yield case("bf16-576/512", "scaled-rows-sequences", **packed)
     # The last query alone sees this key, which is a value, too; and one whose scale is no number.
     hidden = {**rows, "S_q": 90, "S_k": 100, "batch": 1, "exempt": NAN_EXEMPTIONS}
-    for what, column in (("nan", 3), ("nan-scale", 515)):
-        injected = (InjectedValue("k", NAN, (0, 0, 99, column)),)
+    nan = (InjectedValue("k", NAN, (0, 0, 99, 3)),)
+    # The highest byte of a scale, and a byte with its sign bit set before it.
+    scale = tuple(InjectedValue("k", x, (0, 0, 99, 514 + n)) for n, x in enumerate((-1.0, NAN)))
+    for what, injected in (("nan", nan), ("nan-scale", scale)):
         yield case("bf16-576/512-causal", f"scaled-rows-hidden-{what}", **hidden, injected=injected)
+    few = {**hidden, "S_q": 2, "num_heads": 8}
+    yield case("bf16-576/512-causal", "scaled-rows-few-hidden-nan", **few, injected=nan)
+    yield case("bf16-576/512-causal", "scaled-rows-few-hidden-nan-scale", **few, injected=scale)
+    yield case("bf16-576/512", "scaled-rows-128-heads-one-query", **{**many, "S_q": 1})
 
 
 def _cases_of_queries() -> Iterator[AttentionCase]:

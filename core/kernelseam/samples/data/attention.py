@@ -446,5 +446,6 @@ def variant(case: AttentionCase, x: Mapping[str, Array]) -> Variant:
     return Variant(
         window=case.window or (None, None),
         q_lengths=case.q_sequences,
+        rounded_keys=case.row_scale_block is not None,
         **given | {"kv_lengths": case.keys} | mods(case)._asdict(),
     )

@@ -96,6 +96,7 @@ class AttentionForward(Operation[AttentionCase, AttentionResult]):
             self.rows(case),
             flushed,
             case.precision,
+            case.row_scale_block is not None,
         )
 
 
