@@ -84,6 +84,11 @@ KS_DEVICE void bulk_copy_to(u32 to, u32 from, int bytes, u32 barrier, int rank) 
                :: "r"(to), "r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
 }
 
+KS_DEVICE float load_float(u32 from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
 KS_DEVICE void load_four(u32 from, float (&x)[4]) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
 }
@@ -195,6 +200,12 @@ KS_DEVICE void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta
 KS_DEVICE void bulk_load(u32 to, const void* from, int bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// The same with a policy for the L2 cache.
+KS_DEVICE void bulk_load(u32 to, const void* from, int bytes, u32 barrier, u64 policy) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+               :: "r"(to), "l"(from), "r"(bytes), "r"(barrier), "l"(policy) : "memory");
 }
 
 // ---- copies of 16 bytes by a thread (cp.async), zeros where there is nothing to copy

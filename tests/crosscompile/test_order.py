@@ -46,8 +46,8 @@ ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402
 from order import ptx, violations  # noqa: E402
 from sm90_gradient_mutants import FOLDER  # noqa: E402
-from sm90_latent_mutants import FEW, SCALED  # noqa: E402
 from sm90_latent_mutants import KERNEL as LATENT_KERNEL  # noqa: E402
+from sm90_latent_mutants import PANELS, SCALED, WHOLE  # noqa: E402
 from sm90_mutants import (  # noqa: E402
     GEMM_CONSUMER,
     LUCK,
@@ -107,6 +107,8 @@ def order_in(text: str, tile: Any) -> list[str]:
         return violations(text)
     if isinstance(tile, HopperLatentTile):
         converted = "e4m3x2" in text  # by threads, which fence what they store
+        if tile.few and converted:  # only threads read what threads write
+            return violations(text)
         return violations(text, handed=True, exchanged=True, copied=not converted)
     return violations(text, tile.out_stages, handed=isinstance(tile, HopperE4m3AttentionTile))
 
@@ -189,9 +191,10 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
             "transposes": "attention-f16-64-e4m3fn-q",
             "exchanges": "attention-bf16-576v512-causal-latent",
             "few": "attention-bf16-576v512-causal-latent-pages-64",
-            "scales": "attention-bf16-576v512-scaled-rows-pages-64",
+            "whole": "attention-bf16-576v512-scaled-rows-pages-64",
+            "scales": "attention-bf16-576v512-causal-scaled-rows",
         }
-        latent = dict.fromkeys(("exchanges", "few", "scales"), "sm90-latent")
+        latent = dict.fromkeys(("exchanges", "few", "whole", "scales"), "sm90-latent")
         ways = {"transposes": "sm90-e4m3", **latent}
         implementation = ways.get(what, "sm90")
         found = precompile.units([named(cases.get(what, "attention-f16-64"))], H200, implementation)
@@ -208,7 +211,8 @@ def place(mutant: Mutant) -> str:
         VALUE_FILTER: "cleans",
         VALUE_TRANSPOSE: "transposes",
         LATENT_KERNEL: "exchanges",
-        FEW: "few",
+        PANELS: "few",
+        WHOLE: "whole",
         SCALED: "scales",
         TF32_CONSUMER: "tf32",
     }

@@ -46,6 +46,7 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* lengths, const int* starts, i64*
   }}
 }}"""  # noqa: E501
 CONSTANTS = {
+    "CLUSTER": 1,
     **dict.fromkeys(("WINDOW", "PREFIX", "MASK", "ALIBI", "SOFTCAP", "SINKS"), 0),
     "Q_VIEW": 0,
     "OUT_VIEW": 0,

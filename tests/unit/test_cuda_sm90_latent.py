@@ -12,12 +12,15 @@ from kernelseam.dtypes import DType
 from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
 from kernelseam_cuda.sm90.latent_tiles import (
-    FEW_LATENT_REGISTERS,
+    CLUSTER_LATENT_REGISTERS,
     LATENT,
+    LATENT_REGISTERS,
     SCALED_LATENT_REGISTERS,
+    HopperLatentTile,
 )
 
-KERNEL, ROW, TILE = HopperLatent(), archs.row("sm_90a"), LATENT[1]
+KERNEL, ROW = HopperLatent(), archs.row("sm_90a")
+FEW, PAIR, TILE = LATENT
 H200 = Device(
     "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
 )
@@ -129,24 +132,73 @@ def test_few_rows_have_a_tile_of_their_own(S_q: int, heads: int, rows: int) -> N
     assert list(KERNEL.variants(p, ROW, H200)) == ["16x64"] * (rows == 16) + ["64x64"]
 
 
-def test_scaled_rows_are_converted_by_the_warps_that_load_them() -> None:
+def test_scaled_rows_come_as_they_lie_or_are_converted_by_the_warps_that_load_them() -> None:
     p = problem(heads=16, **SCALED)
-    assert KERNEL.refuse(p, ROW) is None
-    tile = KERNEL.tile(p, ROW, H200)
-    assert tile.few
-    for each, registers in ((TILE, SCALED_LATENT_REGISTERS), (tile, FEW_LATENT_REGISTERS)):
-        found = KERNEL.constants(p.spec, each, ROW)
+    assert KERNEL.refuse(p, ROW) is None and KERNEL.tile(p, ROW, H200) == FEW
+    for tile, registers in (
+        (TILE, SCALED_LATENT_REGISTERS),
+        (PAIR, CLUSTER_LATENT_REGISTERS),
+        (FEW, LATENT_REGISTERS),
+    ):
+        found = KERNEL.constants(p.spec, tile, ROW)
         assert (found["KV"], found["ROW_SCALES"]) == ("e4m3", 128)
+        assert found["CLUSTER"] == tile.cluster
         names = (f"{n}_REGISTERS" for n in ("PRODUCER", "CONSUMER", "COLUMN"))
         assert tuple(found[n] for n in names) == registers
-    values = KERNEL.values(p, tile, H200)
-    assert values["boxes"] == 0, "TMA brings no tile that has to be converted"
-    assert KERNEL.tensor_maps(p, tile, H200)["k_map"].dtype is DType.float8_e4m3fn
-    # measured: 2.1 times the time of a copy of so many bytes, 1.7 of 128 heads in 16 bits
-    works = [KERNEL.work(x, TILE, H200) for x in (p, problem(heads=16))]
-    assert works[0].bytes == 2 * p.bytes_moved and works[0].rate == 0.6 * works[1].rate
-    plain = KERNEL.constants(problem().spec, TILE, ROW)
-    assert (plain["KV"], plain["ROW_SCALES"]) == ("bf16", 0)
+    assert KERNEL.tensor_maps(p, TILE, H200)["k_map"].dtype is DType.float8_e4m3fn
+    # measured: about a copy of so many bytes; 128 heads 0.73 of those of 16 bits
+    few, pair, plain = (
+        KERNEL.work(problem(heads=n, **kind), tile, H200)  # type: ignore[arg-type]
+        for n, kind, tile in ((16, SCALED, FEW), (128, SCALED, PAIR), (128, {}, TILE))
+    )
+    assert few.bytes == p.bytes_moved and few.rate == FEW.rate
+    assert pair.rate == 0.73 * plain.rate
+    constants = KERNEL.constants(problem().spec, TILE, ROW)
+    assert (constants["KV"], constants["ROW_SCALES"]) == ("bf16", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "page", "tile", "boxes"),
+    [
+        (SCALED, 64, FEW, 1),  # rows of a tile lie together
+        (SCALED, 128, FEW, 1),
+        (SCALED, 48, FEW, 0),
+        (SCALED, 64, TILE, 0),  # TMA brings no tile that has to be converted
+        ({}, 64, FEW, 1),
+        ({}, 64, TILE, 1),
+    ],
+)
+def test_what_comes_at_once(
+    changes: dict[str, object], page: int, tile: HopperLatentTile, boxes: int
+) -> None:
+    p = replace(problem(heads=16, **changes), page_size=page)  # type: ignore[arg-type]
+    width = p.spec.key_width
+    p = replace(p, k_strides=(page * width, width, width))
+    assert KERNEL.values(p, tile, H200)["boxes"] == boxes
+    apart = replace(p, k_strides=(2 * page * width, 2 * width, 2 * width))
+    assert KERNEL.values(apart, tile, H200)["boxes"] == (not changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tile"),
+    [
+        ({"heads": 128}, "64x64x2"),
+        ({"heads": 128, "causal": True}, "64x64x2"),
+        ({"heads": 256}, "64x64x2"),
+        ({"heads": 64}, "64x64"),
+        ({"heads": 192}, "64x64"),  # three blocks side by side
+        ({"heads": 64, "S_q": 2}, "64x64x2"),
+        ({"heads": 64, "S_q": 2, "causal": True}, "64x64"),  # which see other keys
+    ],
+)
+def test_pairs_of_blocks_convert_a_tile_together(changes: dict[str, object], tile: str) -> None:
+    p = problem(**changes, **SCALED)  # type: ignore[arg-type]
+    found = KERNEL.tile(p, ROW, H200)
+    assert found.name == tile
+    assert KERNEL.config(p, found, ROW, H200).cluster == (found.cluster, 1, 1)
+    assert KERNEL.values(p, found, H200)["turns"] == 0
+    bf16 = problem(**changes)  # type: ignore[arg-type]
+    assert PAIR not in KERNEL.tiles(bf16.spec, ROW)
 
 
 def test_problems_are_refused_by_their_numbers() -> None:

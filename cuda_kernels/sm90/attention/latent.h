@@ -14,7 +14,9 @@
 // (causal, fewer than 64 heads), the scores of those that a row does not see are masked, and elements of theirs that are not finite
 // become zeros once the scores are made: 0 · NaN is NaN.
 //
-// Keys in 8 bits whose rows have their scales (ROW_SCALES) become rows of T on their way (latent_scaled_rows.h).
+// Keys in 8 bits whose rows have their scales (ROW_SCALES) become rows of T on their way (latent_scaled_rows.h), by two blocks of a cluster
+// half of them each, where an even number takes them side by side; where a tile has few rows, they are used as they lie
+// (latent_few_rows.h).
 //
 // Shared memory: 72 KB of queries, two tiles of 72 KB of keys, 8 KB of P, barriers and factors.
 // Registers of a consumer's thread: 128 of O; of the first one 32 of S and 16 of P more.
@@ -33,11 +35,12 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
   const Ring<1> q_ring{shared_address(storage.q_ring)};
   if (thread_index() == 0) {
     tensor_map_prefetch(k_map);
-    for (int part = 0; part < 2; part++) k_rings[part].init(1, 128);
-    q_ring.init(FEW ? 2 : 1, 128);
+    for (int part = 0; part < 2; part++) k_rings[part].init(BY_ROWS ? 4 : CLUSTER, BY_ROWS ? 1 : 128);
+    q_ring.init(FEW ? 2 : 1, BY_ROWS ? QUERY_WARPS : 128);
     barrier_init_fence();
   }
-  block_barrier();
+  if (CLUSTER > 1) cluster_barrier();
+  else block_barrier();
   earlier_kernels_wait();
   next_kernel_launch();
 
@@ -50,12 +53,15 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
   if (group == LOAD) {
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     const Producer producer{storage, operands, pages, k_rings, q_ring, thread_index() % 128};
-    if (Config::ROW_SCALES) ScaledProducer{producer}.run(pieces);
+    if (BY_ROWS) RowProducer{producer, boxes != 0}.run(pieces);
+    else if (Config::ROW_SCALES) ScaledProducer{producer}.run(pieces);
     else CopyingProducer{producer, k_map, boxes != 0}.run(pieces);
   } else {
     if constexpr (FEW) {
       registers_alloc<Config::CONSUMER_REGISTERS>();
-      FewConsumer{storage, operands, k_rings, q_ring, boxes != 0, group, warp, lane()}.run(pieces);
+      const FewThread thread{storage, operands, k_rings, q_ring, group, warp, lane()};
+      if constexpr (BY_ROWS) FewConsumer<RowProducts>(thread, true).run(pieces);
+      else FewConsumer<TileProducts>(thread, boxes != 0).run(pieces);
       return;
     }
     const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, turns != 0, warp, lane()};
@@ -68,4 +74,5 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
       ColumnConsumer{both}.run(pieces);
     }
   }
+  if (CLUSTER > 1) cluster_barrier();  // the other block's last arrivals
 }

@@ -8,7 +8,7 @@
 #pragma once
 #include "attention/sequences.h"
 
-constexpr int ROWS = Config::ROWS, BN = 64, ITEM_COST = Config::ITEM_COST;
+constexpr int ROWS = Config::ROWS, BN = 64, ITEM_COST = Config::ITEM_COST, CLUSTER = Config::CLUSTER;
 
 KS_DEVICE int warp_sum(int x) {
 #pragma unroll
@@ -226,9 +226,10 @@ struct Pieces {
     warp_barrier();
   }
   KS_DEVICE Rows rows() const { return Rows(list, piece); }
-  // To the next piece in which the member has rows; the first one from x on.
+  // To the next piece in which the member has rows, or its cluster's first one; the first one from x on.
   KS_DEVICE bool find(Piece x) const {
-    while (Rows(list, x).count <= 0)
+    const int behind = x.member % CLUSTER * ROWS;
+    while (Rows(list, x).count + behind <= 0)
       if (!next_piece(list, x)) return false;
     set(x);
     return true;
@@ -236,5 +237,14 @@ struct Pieces {
   KS_DEVICE bool next() const {
     Piece x = piece;
     return next_piece(list, x) && find(x);
+  }
+  // Calls what takes each of them, from the one found on.
+  template<class Take> KS_DEVICE void each(Take take) const {
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+      take(now(), rows());
+      more = next();
+    }
   }
 };

@@ -22,14 +22,17 @@ struct Producer {
     for (int n = 0; n < part_panels<N>; n++) async_copy(to + panel_of<N>(n) * BYTES, from + 64 * panel_of<N>(n), there);
   }
 
+  // Row r of the tile.
+  KS_DEVICE const T* query(const Piece& piece, const Rows& rows, int r) const {
+    return a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, piece.sequence.q_first) + (i64)rows.query(r) * a.q.row;
+  }
   KS_DEVICE void load_queries(const Piece& piece, const Rows& rows) {
     q_ring.wait_empty(q_state);
 #pragma unroll 1
     for (int i = 0; i < ROWS / 16; i++) {
       const bool there = row(i) < rows.count;
       const int r = there ? row(i) : 0;
-      const T* const from = a.q.at<Config::Q_VIEW>(piece.entry, rows.head(r), 0, piece.sequence.q_first)
-                          + (i64)rows.query(r) * a.q.row + 8 * (thread % 8);
+      const T* const from = query(piece, rows, r) + 8 * (thread % 8);
       copy<0, QUERY_PANEL_BYTES>(shared_address(storage.q), i, from, there);
       copy<1, QUERY_PANEL_BYTES>(shared_address(storage.q), i, from, there);
     }
@@ -37,15 +40,41 @@ struct Producer {
     q_state.advance();
   }
 
-  // The page of a key. Of keys that are not seen page 0.
-  KS_DEVICE int look_up(int entry, int key, int limit) const {
-    return Config::KV_VIEW == PAGED && key < limit ? pages.table[entry * pages.table_row + pages.size.quotient(key)] : 0;
-  }
-  // Where its row lies, in elements from the item's first.
-  KS_DEVICE i64 place(int page, int key, int limit) const {
-    if (Config::KV_VIEW != PAGED) return key < limit ? (i64)key * a.k.row : 0;
-    return page * a.k.batch + (key < limit ? (i64)(key - pages.size.quotient(key) * pages.size.d) * a.k.row : 0);
-  }
+  // The rows of a piece's keys in memory, of which LANES threads have every STEP-th one of each tile; of a cluster's tile a block has half. Rows of keys that are not
+  // seen, or that lie behind the piece, are not there. Their pages are looked up a tile ahead.
+  template<int COUNT, int LANES> struct KeyRows {
+    const Producer& producer;
+    int entry, limit;
+    const char* base;
+    int page[COUNT];
+
+    KS_DEVICE KeyRows(const Producer& producer, const Piece& piece, const Rows& rows)
+        : producer(producer), entry(piece.entry), limit(min_of(rows.most(), piece.end * BN)),
+          base((const char*)producer.a.k.template at<Config::KV_VIEW>(piece.entry, piece.kv_head, 0, piece.sequence.k_first)) {
+      look_up(piece.begin);
+    }
+    KS_DEVICE int row(int i) const {
+      constexpr int STEP = BN / CLUSTER / COUNT;
+      return producer.thread / LANES + STEP * i + (CLUSTER > 1 ? BN / CLUSTER * cluster_rank() : 0);
+    }
+    KS_DEVICE int key(int tile, int i) const { return tile * BN + row(i); }
+    KS_DEVICE bool there(int tile, int i) const { return key(tile, i) < limit; }
+    KS_DEVICE void look_up(int tile) {
+      const Pages& pages = producer.pages;
+#pragma unroll
+      for (int i = 0; i < COUNT; i++)
+        page[i] = Config::KV_VIEW == PAGED && there(tile, i) ? pages.table[entry * pages.table_row + pages.size.quotient(key(tile, i))] : 0;
+    }
+    // Where a row begins, in the page `of`; of one that is not there, a row that is.
+    KS_DEVICE const char* at(int tile, int i, int of) const {
+      const Pages& pages = producer.pages;
+      const Matrices<const KV>& k = producer.a.k;
+      const int number = key(tile, i), in_page = Config::KV_VIEW == PAGED ? number - pages.size.quotient(number) * pages.size.d : number;
+      const i64 row = there(tile, i) ? (i64)in_page * k.row : 0;
+      return base + (Config::KV_VIEW == PAGED ? of * k.batch + row : row) * (int)sizeof(KV);
+    }
+    KS_DEVICE const char* at(int tile, int i) const { return at(tile, i, page[i]); }
+  };
 };
 
 // Keys as they are: tiles by TMA, or rows by cp.async.
@@ -53,12 +82,14 @@ struct CopyingProducer : Producer {
   const TensorMap& k_map;  // element, row, head, page or entry
   bool boxes;              // whether a tile of rows is a box of it
 
-  template<int N> KS_DEVICE void load_part(const int (&page)[PASSES], const T* base, int tile, int limit) const {
+  typedef KeyRows<PASSES, 8> Keys;
+
+  template<int N> KS_DEVICE void load_part(const Keys& keys, int tile) const {
     const Ring<STAGES>& ring = k_rings[N];
     ring.wait_empty(state);
 #pragma unroll
     for (int i = 0; i < PASSES; i++)
-      copy<N>(shared_address(storage.k[state.stage]), i, base + place(page[i], tile * BN + row(i), limit), tile * BN + row(i) < limit);
+      copy<N>(shared_address(storage.k[state.stage]), i, (const T*)keys.at(tile, i) + 8 * (thread % 8), keys.there(tile, i));
     async_copies_arrive(ring.full(state));
   }
   template<int N> KS_DEVICE void load_box(int row, int head, int at) const {
@@ -76,41 +107,30 @@ struct CopyingProducer : Producer {
       }
     }
   }
-  KS_DEVICE void load_keys(const int (&page)[PASSES], const T* base, const Piece& piece, int tile, int limit, bool boxed) {
+  KS_DEVICE void load_keys(const Keys& keys, const Piece& piece, int tile, bool boxed) {
     if (boxed) {
       int row = tile * BN, entry = Config::KV_VIEW == PACKED ? 0 : piece.entry;
       if (Config::KV_VIEW == PACKED) row += piece.sequence.k_first;
-      if (Config::KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = page[0];  // of the first thread the tile's
+      if (Config::KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = keys.page[0];  // of the first thread the tile's
       load_box<0>(row, piece.kv_head, entry);
       load_box<1>(row, piece.kv_head, entry);
     } else {
-      load_part<0>(page, base, tile, limit);
-      load_part<1>(page, base, tile, limit);
+      load_part<0>(keys, tile);
+      load_part<1>(keys, tile);
     }
     state.advance();
   }
   KS_DEVICE void run(const Pieces& pieces) {
-    bool more = true;
-#pragma unroll 1
-    while (more) {
-      const Piece& piece = pieces.now();
-      const Rows rows = pieces.rows();
-      const int limit = rows.most(), boxed = boxed_tiles(rows, boxes);
-      const T* const base = (const T*)a.k.at<Config::KV_VIEW>(piece.entry, piece.kv_head, 0, piece.sequence.k_first);
-      int page[PASSES];  // looked up while the tile before is loaded
-      auto look_up_rows = [&](int tile) {
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) page[i] = look_up(piece.entry, tile * BN + row(i), limit);
-      };
-      look_up_rows(piece.begin);
+    pieces.each([&](const Piece& piece, const Rows& rows) {
+      const int boxed = boxed_tiles(rows, boxes);
+      Keys keys(*this, piece, rows);
       load_queries(piece, rows);
 #pragma unroll 1
       for (int tile = piece.begin; tile < piece.end; tile++) {
-        load_keys(page, base + 8 * (thread % 8), piece, tile, limit, tile < boxed);
-        look_up_rows(tile + 1);  // beyond the limit nothing
+        load_keys(keys, piece, tile, tile < boxed);
+        keys.look_up(tile + 1);
       }
-      more = pieces.next();
-    }
+    });
     async_copies_wait();
   }
 };

@@ -4,6 +4,7 @@
 //
 // Loads go to registers, a tile ahead: shared memory has no place for what is not converted yet. Four lanes a row, 32 rows at a time, 16
 // columns of each panel a lane. Eight lanes that store at once have two rows, whose chunks lie in even and in odd places.
+// Of a cluster's two blocks, which take the same keys, each has half of a tile's rows, and copies to the other what it made of them.
 #pragma once
 #include "sm90/attention/latent_load.h"
 
@@ -23,13 +24,12 @@ KS_DEVICE float2 load_two_if(const char* from, bool there) {
 }
 
 struct ScaledProducer : Producer {
-  static constexpr int PASSES = 2;
-  static constexpr int BEHIND = DV + 4 * (DV / 128);  // bytes of a row before what is no value
+  static constexpr int PASSES = 2 / CLUSTER;
   // A thread's share of a row: its numbers of four panels, and what is no value.
   struct Numbers { u32 x[OWN][4]; float2 scales; };
   struct Plain { u32 x[2][4]; };
 
-  KS_DEVICE int own_row(int i) const { return thread / 4 + 32 * i; }
+  KS_DEVICE int own_row() const { return thread / 4 + (CLUSTER > 1 ? 32 * cluster_rank() : 0); }
   KS_DEVICE int own_lane() const { return thread % 4; }
 
   template<int N> KS_DEVICE void load(Numbers& to, const char* row, bool there) const {
@@ -41,9 +41,9 @@ struct ScaledProducer : Producer {
 #pragma unroll
     for (int n = 0; n < 2; n++) load_if(to.x[n], row + BEHIND + 32 * own_lane() + 16 * n, there);
   }
-  // Where the first chunk of own_row(0) lies in a panel's tile, and the second.
+  // Where the first chunk of own_row() lies in a panel's tile, and the second.
   KS_DEVICE u32 place_of(int n) const {
-    const u32 first = shared_address(storage.k[state.stage]) + own_row(0) * 128 + (2 * own_lane() ^ own_row(0) % 8) * 16;
+    const u32 first = shared_address(storage.k[state.stage]) + own_row() * 128 + (2 * own_lane() ^ own_row() % 8) * 16;
     return first ^ (16 * n);
   }
   KS_DEVICE void put(int panel, int i, int n, const u32 (&x)[4]) const {
@@ -72,60 +72,60 @@ struct ScaledProducer : Producer {
     }
   }
   template<int N> KS_DEVICE void hand_over() const {
+    const u32 full = k_rings[N].full(state);
     async_proxy_fence();
-    barrier_arrive(k_rings[N].full(state));
+    if (CLUSTER == 1) return barrier_arrive(full);
+    constexpr int BYTES = 32 * 128;
+    named_barrier_sync(CONVERTED, 128);
+    if (thread < part_panels<N>) {
+      const u32 half = shared_address(storage.k[state.stage]) + panel_of<N>(thread) * PANEL_BYTES + cluster_rank() * BYTES;
+      bulk_copy_to(half, half, BYTES, full, cluster_rank() ^ 1);
+    }
+    if (thread == 0) barrier_arrive_expect_tx(full, part_panels<N> * BYTES);
+    else barrier_arrive(full);
   }
 
   KS_DEVICE void run(const Pieces& pieces) {
-    bool more = true;
-#pragma unroll 1
-    while (more) {
-      const Piece& piece = pieces.now();
-      const Rows rows = pieces.rows();
-      const int end = piece.end, limit = min_of(rows.most(), end * BN);
-      const char* const base = (const char*)a.k.at<Config::KV_VIEW>(piece.entry, piece.kv_head, 0, piece.sequence.k_first);
-      int now[PASSES], next[PASSES];  // pages
-      auto look_up_rows = [&](int tile) {
-#pragma unroll
-        for (int i = 0; i < PASSES; i++) next[i] = look_up(piece.entry, tile * BN + own_row(i), limit);
-      };
-      auto at = [&](int tile, const int (&page)[PASSES], int i) { return base + place(page[i], tile * BN + own_row(i), limit); };
-      auto there = [&](int tile, int i) { return tile * BN + own_row(i) < limit; };
+    pieces.each([&](const Piece& piece, const Rows& rows) {
+      KeyRows<PASSES, 4> keys(*this, piece, rows);
+      int now[PASSES];  // pages
       Numbers first[PASSES], second[PASSES];
       Plain plain[PASSES];
-      look_up_rows(piece.begin);
+      auto load_first = [&](int tile, int i) { load<0>(first[i], keys.at(tile, i), keys.there(tile, i)); };
+      auto load_second = [&](int tile, int i) { load<1>(second[i], keys.at(tile, i), keys.there(tile, i)); };
 #pragma unroll
-      for (int i = 0; i < PASSES; i++) load<0>(first[i], at(piece.begin, next, i), there(piece.begin, i));
+      for (int i = 0; i < PASSES; i++) load_first(piece.begin, i);
 #pragma unroll
-      for (int i = 0; i < PASSES; i++) load<1>(second[i], at(piece.begin, next, i), there(piece.begin, i));
+      for (int i = 0; i < PASSES; i++) load_second(piece.begin, i);
       load_queries(piece, rows);
 #pragma unroll 1
-      for (int tile = piece.begin; tile < end; tile++) {
+      for (int tile = piece.begin; tile < piece.end; tile++) {
 #pragma unroll
-        for (int i = 0; i < PASSES; i++) now[i] = next[i];
-        look_up_rows(tile + 1);  // beyond the limit nothing
+        for (int i = 0; i < PASSES; i++) now[i] = keys.page[i];
+        keys.look_up(tile + 1);
         k_rings[0].wait_empty(state);
         store<0>(first[0], 0);
 #pragma unroll
-        for (int i = 0; i < PASSES; i++) load(plain[i], at(tile, now, i), there(tile, i));
-        store<0>(first[1], 1);
+        for (int i = 0; i < PASSES; i++) load(plain[i], keys.at(tile, i, now[i]), keys.there(tile, i));
+        if constexpr (PASSES > 1) store<0>(first[PASSES - 1], PASSES - 1);
         hand_over<0>();
-        load<0>(first[0], at(tile + 1, next, 0), there(tile + 1, 0));
+        load_first(tile + 1, 0);
         k_rings[1].wait_empty(state);
         store<1>(second[0], 0);
-        load<0>(first[1], at(tile + 1, next, 1), there(tile + 1, 1));
-        store<1>(second[1], 1);
-        load<1>(second[0], at(tile + 1, next, 0), there(tile + 1, 0));
+        if constexpr (PASSES > 1) {
+          load_first(tile + 1, PASSES - 1);
+          store<1>(second[PASSES - 1], PASSES - 1);
+        }
+        load_second(tile + 1, 0);
 #pragma unroll
         for (int i = 0; i < PASSES; i++)
 #pragma unroll
           for (int n = 0; n < 2; n++) put(PANELS - 1, i, n, plain[i].x[n]);
         hand_over<1>();
-        load<1>(second[1], at(tile + 1, next, 1), there(tile + 1, 1));
+        if constexpr (PASSES > 1) load_second(tile + 1, PASSES - 1);
         state.advance();
       }
-      more = pieces.next();
-    }
+    });
     async_copies_wait();
   }
 };

@@ -19,7 +19,9 @@ struct Consumer {
   KS_DEVICE int row(int half) const { return 16 * warp + (thread_lane >> 2) + 8 * half; }
   KS_DEVICE bool first_thread() const { return warp == 0 && thread_lane == 0; }
   KS_DEVICE void release(int part, const PipelineState<STAGES>& from) const {
-    if (first_thread()) barrier_arrive(k_rings[part].empty(from));
+    if (!first_thread()) return;
+    barrier_arrive(k_rings[part].empty(from));
+    if (CLUSTER > 1) barrier_arrive_at(k_rings[part].empty(from), cluster_rank() ^ 1);
   }
   // The number of a tile's stage behind, of columns from `column` on.
   KS_DEVICE u32 values(int stage, int column) const {

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-KERNEL, FEW, LIST, MERGE, LOAD, SCALED = (
+KERNEL, FEW, PANELS, WHOLE, TILES, LIST, MERGE, LOAD, SCALED = (
     f"sm90/attention/latent_{name}.h"
-    for name in ("wide", "few", "list", "merge", "load", "scaled_rows")
+    for name in (
+        *("wide", "few", "few_tiles", "few_rows", "tiles", "list", "merge", "load"),
+        "scaled_rows",
+    )
 )
 CASE = "attention-bf16-576v512-causal-latent"
 TWO_QUERIES, PAGES, SPLIT, SPLIT_RAMP = (
@@ -17,7 +20,13 @@ CHUNKS, MORE_QUERIES, HIDDEN = (
 )
 PAGES_RAMP = f"{PAGES}-ramp"
 ROWS = "attention-bf16-576v512-causal-scaled-rows"
-ROWS_PAGES = "attention-bf16-576v512-scaled-rows-pages-64"
+ROWS_PAGES, ROWS_PAIRS = (
+    f"attention-bf16-576v512-scaled-rows-{what}" for what in ("pages-64", "sequences")
+)
+ROWS_SPLIT, ROWS_CHUNKS, ROWS_HIDDEN = (
+    f"attention-bf16-576v512-causal-scaled-rows-{what}"
+    for what in ("split", "chunks", "few-hidden-nan")
+)
 LENGTHS, ODD_PAGES = "attention-bf16-576v512-latent-lengths", "attention-f16-576v512-latent-pages-5"
 
 
@@ -97,7 +106,7 @@ MUTANTS = (
     _mutant(
         "boxes-by-entry",
         LOAD,
-        ", entry = page[0]",
+        ", entry = keys.page[0]",
         "",
         PAGES,
         "a tile's page is not looked up for its box",
@@ -171,8 +180,8 @@ MUTANTS = (
     ),
     _mutant(
         "rotated-columns-at-the-scales",
-        SCALED,
-        "BEHIND = DV + 4 * (DV / 128)",
+        TILES,
+        "BEHIND = DV + 4 * SCALES",
         "BEHIND = DV",
         ROWS,
         "scales are read as columns",
@@ -188,25 +197,33 @@ MUTANTS = (
     _mutant(
         "pages-of-the-tile-before",
         SCALED,
-        "at(tile + 1, next, 1), there(tile + 1, 1));\n        state",
-        "at(tile + 1, now, 1), there(tile + 1, 1));\n        state",
-        ROWS_PAGES,
+        "keys.look_up(tile + 1);",
+        "if (tile < 0) keys.look_up(tile + 1);",
+        ROWS_CHUNKS,
         "rows of a tile come from the page of the one before",
     ),
     _mutant(
         "rows-fence",
         SCALED,
-        "async_proxy_fence();\n    barrier_arrive",
-        "barrier_arrive",
-        ROWS_PAGES,
+        "async_proxy_fence();\n    if (CLUSTER == 1)",
+        "if (CLUSTER == 1)",
+        ROWS,
         "products may read what was in shared memory before rows were stored there",
         "order: no proxy fence between fragments and the arrival that hands them over",
     ),
     _mutant(
+        "own-half-copied-nowhere",
+        SCALED,
+        "panel_of<N>(thread) * PANEL_BYTES + cluster_rank() * BYTES;",
+        "panel_of<N>(thread) * PANEL_BYTES;",
+        ROWS_PAIRS,
+        "a block of a pair gets the wrong half of what the other converted",
+    ),
+    _mutant(
         "few-sums-of-a-warp",
         FEW,
-        "for (int w = 1; w < 4; w++) join(x[i], all[w][row(i)]);",
-        "for (int w = 1; w < 4; w++) join(x[i], all[0][row(i)]);",
+        "for (int w = 1; w < 4; w++) join(x[i], all[w][row_of(i)]);",
+        "for (int w = 1; w < 4; w++) join(x[i], all[0][row_of(i)]);",
         LENGTHS,
         "all keys weigh as those of the first warp",
     ),
@@ -220,10 +237,10 @@ MUTANTS = (
     ),
     _mutant(
         "few-weights-lie-along-rows",
-        FEW,
-        "stmatrix_transposed(shared_address",
-        "stmatrix(shared_address",
-        LENGTHS,
+        WHOLE,
+        "stmatrix_transposed(weights(b)",
+        "stmatrix(weights(b)",
+        ROWS_PAGES,
         "weights are those of other keys and rows",
     ),
     _mutant(
@@ -244,11 +261,68 @@ MUTANTS = (
     ),
     _mutant(
         "few-weights-fence",
-        FEW,
-        "async_proxy_fence();\n    meet();",
-        "meet();",
-        LENGTHS,
+        PANELS,
+        "T()));\n    async_proxy_fence();",
+        "T()));",
+        PAGES,
         "products may read P of the tile before",
         "order: no proxy fence between fragments and the meeting that hands them over",
+    ),
+    _mutant(
+        "few-release-fence",
+        WHOLE,
+        "async_proxy_fence();\n    warp_barrier();\n    if (thread_lane == 0)",
+        "warp_barrier();\n    if (thread_lane == 0)",
+        ROWS_PAGES,
+        "the next tile may come while this one's rows are read",
+        "order: no proxy fence between fragments that were read and the meeting of readers",
+    ),
+    _mutant(
+        "few-scale-of-the-first-block",
+        WHOLE,
+        "load_float(row + DV + 4 * b)",
+        "load_float(row + DV)",
+        ROWS_PAGES,
+        "scores have the scale of the first 128 columns for all",
+    ),
+    _mutant(
+        "few-weights-of-the-first-block",
+        WHOLE,
+        "ldmatrix(weights(warp)",
+        "ldmatrix(weights(0)",
+        ROWS_PAGES,
+        "values have the scale of the first 128 columns for all",
+    ),
+    _mutant(
+        "few-units-twice",
+        WHOLE,
+        "return __uint_as_float((127u << 23) - (now - before));",
+        "return __uint_as_float((128u << 23) - (now - before));",
+        ROWS_SPLIT,
+        "sums of earlier keys count twice as much",
+    ),
+    _mutant(
+        "few-query-units-left-out",
+        WHOLE,
+        "const float unit = storage.query_units[row_of(i)];",
+        "const float unit = 1.f;",
+        ROWS_PAGES,
+        "scores are those of queries of another size",
+    ),
+    _mutant(
+        "few-values-change-places",
+        WHOLE,
+        "m % 2 ? 0x7362 : 0x5140",
+        "m % 2 ? 0x5140 : 0x7362",
+        ROWS_PAGES,
+        "pairs of columns change places",
+    ),
+    _mutant(
+        "few-unseen-values-used",
+        WHOLE,
+        "x = {numbers(x.x), numbers(x.y), numbers(x.z), numbers(x.w)};",
+        "",
+        ROWS_HIDDEN,
+        "a NaN reaches a row that does not see its key",
     ),
 )

@@ -39,6 +39,7 @@ from kernelseam.symbolic import least
 from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.latent_list import groups_of, places_of, row_tiles_of, together_of
 from kernelseam_cuda.sm90.latent_tiles import (
+    CLUSTER_LATENT_REGISTERS,
     FEW_LATENT_REGISTERS,
     LATENT,
     LATENT_REGISTERS,
@@ -52,7 +53,7 @@ _DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in LATENT))
 """Of keys and of values."""
 _ROW_SCALE_BLOCK = 128
 """Of FlashMLA's rows."""
-_SCALED = 2, 0.6
+_SCALED = 2, 0.73
 """Of such rows, which threads load and convert: how often memory's time for them passes, and the
 part of the rate that is left."""
 _PANEL = 64
@@ -159,7 +160,8 @@ class HopperLatent(HopperKernel):
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperLatentTile, ...]:
         dims = spec.head_dim, spec.value_dim
-        return tuple(t for t in LATENT if (t.head_dim, t.value_dim) == dims)
+        tiles = (t for t in LATENT if t.cluster == 1 or spec.row_scale_block)
+        return tuple(t for t in tiles if (t.head_dim, t.value_dim) == dims)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperLatentTile:
         """That of few rows where an entry has no more."""
@@ -169,7 +171,11 @@ class HopperLatent(HopperKernel):
     def takes(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
     ) -> bool:
-        return not tile.few or problem.S_q * problem.head_group <= tile.rows
+        """A cluster's blocks see the same keys."""
+        p = problem
+        if tile.cluster > 1:
+            return together_of(p, tile) % tile.cluster == 0 and not (p.spec.causal and p.S_q > 1)
+        return not tile.few or p.S_q * p.head_group <= tile.rows
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -190,9 +196,7 @@ class HopperLatent(HopperKernel):
         )
 
     def constants(self, spec: AttentionSpec, tile: HopperLatentTile, row: ArchRow) -> Constants:
-        scaled = spec.row_scale_block
-        kinds = SCALED_LATENT_REGISTERS if scaled else LATENT_REGISTERS
-        producer, scores, columns = FEW_LATENT_REGISTERS if tile.few else kinds
+        producer, scores, columns = _registers(spec, tile)
         return {
             **_constants(spec, tile),
             "KV": DEVICE_TYPE[spec.kv],
@@ -201,8 +205,11 @@ class HopperLatent(HopperKernel):
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": scores,
             "COLUMN_REGISTERS": columns,
-            "SHARED_BYTES": tile.shared_bytes,
+            "SHARED_BYTES": self.shared_bytes(spec, tile),
         }
+
+    def shared_bytes(self, spec: AttentionSpec, tile: HopperLatentTile) -> int:
+        return tile.shared_bytes(spec.row_scale_block is not None)
 
     def signature(self, spec: AttentionSpec) -> Signature:
         return _SIGNATURE
@@ -214,7 +221,8 @@ class HopperLatent(HopperKernel):
     def config(
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), programmatic=True)
+        plain = super().config(problem, tile, row, device)
+        return replace(plain, programmatic=True, cluster=(tile.cluster, 1, 1))
 
     def threads(self, tile: HopperLatentTile, row: ArchRow) -> int:
         return 384
@@ -230,7 +238,7 @@ class HopperLatent(HopperKernel):
             "lse_head": p.lse_strides[1],
             "scale_log2": score_values(p)["scale_log2"],
             **page_values(p),
-            "boxes": int(_boxes(p, tile)),
+            "boxes": int(_boxes(p, tile) or _rows_together(p, tile)),
             "turns": _turns(p, tile),
         }
 
@@ -259,7 +267,7 @@ class HopperLatent(HopperKernel):
         p, blocks = problem, self.grid(problem, tile, device)
         pairs = tile.rows * row_tiles_of(p, tile) * p.visible / p.S_q
         operations = 2.0 * (tile.head_dim + tile.value_dim) * pairs
-        reads, part = _SCALED if p.spec.row_scale_block else (1, 1.0)
+        reads, part = _SCALED if p.spec.row_scale_block and not tile.few else (1, 1.0)
         return Work(
             p.bytes_moved * reads,
             blocks,
@@ -374,8 +382,18 @@ def _constants(spec: AttentionSpec, tile: HopperLatentTile) -> Constants:
         "LENGTHS": spec.lengths,
         "LSE": spec.lse,
         "ROWS": tile.rows,
+        "CLUSTER": tile.cluster,
         "ITEM_COST": tile.item_cost,
     }
+
+
+def _registers(spec: AttentionSpec, tile: HopperLatentTile) -> tuple[int, int, int]:
+    """Of the warpgroup that loads and of the consumers."""
+    if spec.row_scale_block is None:
+        return FEW_LATENT_REGISTERS if tile.few else LATENT_REGISTERS
+    if tile.few:
+        return LATENT_REGISTERS
+    return CLUSTER_LATENT_REGISTERS if tile.cluster > 1 else SCALED_LATENT_REGISTERS
 
 
 def _list_values(p: AttentionProblem, tile: HopperLatentTile, device: Device) -> dict[str, int]:
@@ -412,3 +430,11 @@ def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
     whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
     whole = whole and not p.spec.row_scale_block
     return whole and apart and p.k_strides[2] > 0
+
+
+def _rows_together(p: AttentionProblem, tile: HopperLatentTile) -> bool:
+    """Whether the rows of a tile of keys lie one behind the other, for those who take them so."""
+    if not (p.spec.row_scale_block and tile.few):
+        return False
+    whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
+    return whole and p.k_strides[2] == p.spec.key_width
