@@ -65,6 +65,7 @@ class GpuClock:
             graph.replay()
             torch.cuda.synchronize()
         except Exception:  # what cannot be captured is launched
+            _leave_capture()
             return None
         replay: Callable[[], object] = graph.replay
         return replay
@@ -84,6 +85,13 @@ class HostClock:
 
     def captured(self, run: Run, count: int) -> Run | None:
         return None
+
+
+def _leave_capture() -> None:
+    """A capture that fails leaves torch's generator in it, which draws no more: it gets the state
+    of a new one."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())
 
 
 def _event() -> Any:

@@ -175,7 +175,8 @@ def test_extents_do_not_choose_where_rows_must_not_depend_on_them(head_dim: int)
     """Costs differ by batch and lengths, as the plain choice does; batch_invariant's is one."""
     forward = [i for (o, _), i in IMPLEMENTATIONS.items() if o == "attention"]
     backward = [i for (o, _), i in IMPLEMENTATIONS.items() if o == "attention_bwd"]
-    extents = [(b, *s) for b in (1, 2, 64) for s in ((1, 3000), (64, 64), (512, 512), (4096, 4096))]
+    lengths = (1, 20), (1, 3000), (64, 64), (512, 512), (4096, 4096)
+    extents = [(b, *s) for b in (1, 2, 64) for s in lengths]
 
     def chosen(invariant: bool) -> set[tuple[str, str]]:
         found = set()

@@ -80,6 +80,8 @@ class DecodeTile:
     """Of a sequence's KV head with a tile of its rows, whatever its keys."""
     step_seconds: float = field(default=0.0, compare=False)
     """Of a warp's tile of keys, which it waits for alone."""
+    merge_seconds: float = field(default=0.0, compare=False)
+    """Of a number that a part of an item's keys has given, where the last of them merges all."""
     dtype_kv: DType | None = None
     """As in AttentionTile; so ``widened``."""
     widened: bool = False
@@ -245,6 +247,9 @@ class AttentionDecode(KernelDefinition):
         operations = padded * keys * rows * tile.rows / max(blocks, 1)
         items = p.batch * p.kv_heads * rows / max(blocks, 1)
         of_items = items * tile.item_seconds
+        if items < 1:  # its keys are in parts, which one block merges
+            merged = min(p.S_q * p.head_group, tile.rows) * p.spec.value_dim / items
+            of_items += merged * tile.merge_seconds
         steps = ceil(keys * rows / max(blocks, 1) / tile.bn / tile.warps)
         return Work(
             p.bytes_moved + again,
