@@ -196,17 +196,21 @@ struct Consumer : ConsumerRows {
     release_q(tile);
   }
 
-  // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores.
+  // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores. Of a mask
+  // alone, what hides keys is a branch, so that a step of both kinds is the same code.
   template<bool MASKED, bool MAXIMA = MASKED> KS_DEVICE void step(int begin) {
+    constexpr bool EXACT = MASKED || Score::MASK_ALONE;
+    const bool hides = Score::MASK_ALONE ? !whole : MASKED;
     float s[BN / 2], sum[2], rest[2], correction[2];
     start_both(s, tile);
     const int from = first_key(work_tile(tile).visited(block));
-    const auto ahead = score.ahead<MASKED>(rows, from);
+    Score::Ahead<EXACT> ahead;
+    if (!Score::MASK_ALONE || hides) ahead = score.ahead<EXACT>(rows, from);
     finish_qk<1>(s);
     release_qk(begin, tile);
-    const Score::Form form = score.begin<MASKED, !(MASKED || MAXIMA)>(s, f, rows, ahead, from);
+    const Score::Form form = score.begin<EXACT, !(EXACT || MAXIMA)>(s, f, rows, ahead, from, hides);
     if (!LISTED && block > begin) fetch(rows, work_tile(tile), block - 1);
-    if (const int at = work_tile(tile).visited(block); MASKED && may_hide(work_tile(tile), at)) hide_keys(s, work_tile(tile), row, at);
+    if (const int at = work_tile(tile).visited(block); hides && may_hide(work_tile(tile), at)) hide_keys(s, work_tile(tile), row, at);
     if (MAXIMA) {
       float row_maximum[2];
       score.largest(s, row_maximum, form);
@@ -230,7 +234,7 @@ struct Consumer : ConsumerRows {
       round_p(s);
       if (!E4M3) fits = sum[0] + sum[1] < LIMIT;
       if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
-        rebase(s, o, m, l, sum, correction, tile, work_tile(tile).visited(block), MASKED, f, sums);
+        rebase(s, o, m, l, sum, correction, tile, work_tile(tile).visited(block), hides, f, sums);
         sums.rescale(correction);
         rises = true;
         round_p(s);
@@ -258,7 +262,8 @@ struct Consumer : ConsumerRows {
 #pragma unroll 1
       while (block >= begin) {
         const bool masked = LISTED ? !whole : block < unmasked_begin || block >= unmasked_end;
-        if (masked && (maxima || Score::RISES)) step<true>(begin);
+        if (Score::MASK_ALONE) maxima ? step<false, true>(begin) : step<false>(begin);
+        else if (masked && (maxima || Score::RISES)) step<true>(begin);
         else if (masked) step<true, false>(begin);
         else if (maxima || (Score::RISES && block >= rising)) step<false, true>(begin);
         else step<false>(begin);

@@ -27,7 +27,7 @@ static_assert(!(Config::PREFIX && Config::WINDOW), "hide() takes a range of keys
 
 template<int BN> struct TileScore {
   static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HIDES = !Scores::BANDED;
-  static constexpr bool BY_ELEMENT = ANY || HIDES;
+  static constexpr bool BY_ELEMENT = ANY || HIDES, MASK_ALONE = HIDES && !ANY;
   static_assert(!(ANY || Config::MASK) || GROUP_HEADS == 1, "of rows of several heads, keys are hidden by a mask_mod which reads no head");
   // Whether scores may rise from block to block in ways that nobody knows.
   static constexpr bool MAY_RISE = Expression::HAS_SCORE;
@@ -102,6 +102,7 @@ template<int BN> struct TileScore {
     static constexpr int WORDS = max_of((int)sizeof(Expression::Column) / 4, 1);
     union Words { Expression::Column column; u32 words[WORDS]; };
     Words own[COUNT];
+    SharedColumns() = default;
     KS_DEVICE SharedColumns(const Expression& expression, const Expression::Tile& tile, int first) {
 #pragma unroll
       for (int i = 0; i < COUNT; i++) own[i].column = expression.column(tile, first + WARP * i + lane());
@@ -117,6 +118,7 @@ template<int BN> struct TileScore {
   struct OwnColumns {
     Expression expression;
     Expression::Tile tile;
+    OwnColumns() = default;
     KS_DEVICE OwnColumns(const Expression& expression, const Expression::Tile& tile, int) : expression(expression), tile(tile) {}
     KS_DEVICE Expression::Column of(int key, int) const { return expression.column(tile, key); }
   };
@@ -131,6 +133,7 @@ template<int BN> struct TileScore {
     union Words { Expression::Diagonal diagonal; u32 words[WORDS]; };
     u32 own[WINDOWS][WORDS - 1];
     int place;  // of the lane that has the distance of this one's first row and column
+    SharedDiagonals() = default;
     // `distance`: of the lane's first row and column.
     KS_DEVICE SharedDiagonals(const Expression& expression, const Expression::Tile& tile, int distance) {
       place = lane() / 4 - 2 * (lane() % 4) + 15;
@@ -161,6 +164,7 @@ template<int BN> struct TileScore {
     }
   };
   struct NoDiagonals {
+    NoDiagonals() = default;
     KS_DEVICE NoDiagonals(const Expression&, const Expression::Tile&, int) {}
     KS_DEVICE Expression::Diagonal of(int, int, int, int) const { return {}; }
   };
@@ -252,14 +256,16 @@ template<int BN> struct TileScore {
   }
 
   template<bool EXACT, bool BEFORE = false>
-  KS_DEVICE Form begin(float (&s)[BN / 2], const Factor& f, const Rows& rows, const Ahead<EXACT>& ahead, int from) const {
+  KS_DEVICE Form begin(float (&s)[BN / 2], const Factor& f, const Rows& rows, const Ahead<EXACT>& ahead, int from, bool hides = EXACT) const {
     if (!ANY) multiply(s, f);
     if constexpr (HAS_BIAS) async_copies_wait(), warp_barrier();
     constexpr bool SHIFTS = Config::ALIBI && SCALED && BEFORE;
     constexpr bool SCALES_ALONE = SHIFTS && !HAS_BIAS;
     SoftcapMode mode = APPLIED;
     if (CAPPED) mode = cap_large(s, scores.cap, scores.cap_inverse, small_cap);  // before keys are hidden: of −∞ it would make −cap
-    if constexpr (!SCALES_ALONE && (ANY || (EXACT && HIDES))) change<EXACT, SHIFTS>(s, f, rows, ahead, from);
+    if constexpr (!SCALES_ALONE && (ANY || (EXACT && HIDES))) {
+      if (ANY || hides) change<EXACT, SHIFTS>(s, f, rows, ahead, from);
+    }
     if constexpr (HAS_BIAS) warp_barrier();  // the next block's may come
     if constexpr (SHIFTS) {
       // Behind the diagonal, where keys are OUTWARDS, ALiBi falls.
