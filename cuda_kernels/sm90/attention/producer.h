@@ -12,6 +12,7 @@ struct Producer {
   PipelineState<STAGES> k{0, 1};
   PipelineState<V_STAGES> v{0, 1};
   int tile = 0;  // tiles so far
+  BlockWord word;  // of LISTED blocks, the one of the block that was loaded last
 
   KS_DEVICE auto& v_state() {
     if constexpr (ONE_RING) return k;
@@ -42,50 +43,54 @@ struct Producer {
   }
   KS_DEVICE const BlockWord* words(const WorkTile& w) const { return visited.of(w.batch, w.head / GROUP_HEADS, w.row / BM); }
   // The block that a tile visits after this one.
-  KS_DEVICE int following(const WorkTile& w, int block) const {
-    if constexpr (LISTED) return last_visited(words(w), w.begin, block);
+  KS_DEVICE int following(const WorkTile& w, int block) {
+    if constexpr (LISTED) return last_visited(words(w), word, w.begin, block);
     return block - 1;
   }
-  // Whether all rows of a tile see all keys of a block.
+  // Whether all rows of a tile see all keys of a block. Of LISTED ones the block whose keys come next.
   KS_DEVICE bool whole(const WorkTile& w, int block) const {
-    if constexpr (LISTED) return words(w)[block / 32].every >> block % 32 & 1;
+    if constexpr (LISTED) return word.every >> block % 32 & 1;
     return block >= w.unmasked_begin && block < w.unmasked_end;
   }
-  // `first`: of the tile. `before`: the place of the block before.
-  KS_DEVICE Keys::Place load_k(const WorkTile& w, int left, Keys::Place before, bool first) {
+  // A block whose keys are loaded: where they lie, and of LISTED ones whether the tile's rows see all of it.
+  struct Loaded { Keys::Place place; bool whole; };
+  // `first`: of the tile. `before`: the block before.
+  KS_DEVICE Loaded load_k(const WorkTile& w, int left, const Loaded& before, bool first) {
     const int block = w.visited(left);
-    const auto place = keys.find(w, block, first, before);
+    if (LISTED && first) word = words(w)[block / 32];
+    const bool all = LISTED && whole(w, block);
+    const auto place = keys.find(w, block, first, before.place);
     const auto boxes = keys.boxes(w, block, place);
     rings.k.wait_empty(k);
     if constexpr (Keys::COPIED) {
       keys.template copy_keys<KBlock, DQK>(shared_address(storage.k[k.stage]), rings.k.full(k), k.stage, w, place);
     } else if (keys.leads()) {
-      if (LISTED) storage.k_block[k.stage] = 2 * block + whole(w, block);
+      if (LISTED) storage.k_block[k.stage] = 2 * block + all;
       barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
       keys.load<KBlock>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w, block, boxes);
     }
     k.advance();
-    return place;
+    return {place, all};
   }
   KS_DEVICE void wait_empty_v() {
     barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v_state().stage), v_state().parity);
   }
   // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full; of e4m3 those that transpose it, always.
-  KS_DEVICE void load_v(const WorkTile& w, int left, int index, Keys::Place place) {
+  KS_DEVICE void load_v(const WorkTile& w, int left, int index, const Loaded& loaded) {
     const int block = w.visited(left);
-    const auto boxes = keys.boxes(w, block, place);
+    const auto boxes = keys.boxes(w, block, loaded.place);
+    auto masked = [&] { return LISTED ? !loaded.whole : !whole(w, block); };
     wait_empty_v();
     if (keys.leads()) {
       u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v_state().stage;
       if constexpr (E4M3) {
-        const bool masked = MASKS_KEYS && !whole(w, block);
-        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
+        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, MASKS_KEYS && masked()};
       } else if constexpr (FILTERS_VALUES) {
-        const u32 loaded = shared_address(&storage.v_loaded[v_state().stage]);
-        const bool masked = !whole(w, block);
-        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, masked};
-        if (masked && !Keys::COPIED) full = loaded;
-        else barrier_arrive(loaded);
+        const u32 arrived = shared_address(&storage.v_loaded[v_state().stage]);
+        const bool hides = masked();
+        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, hides};
+        if (hides && !Keys::COPIED) full = arrived;
+        else barrier_arrive(arrived);
       }
       if constexpr (!Keys::COPIED) {
         barrier_arrive_expect_tx(full, V_BYTES);
@@ -99,7 +104,7 @@ struct Producer {
   KS_DEVICE void run(TileScheduler<BM, BN>& scheduler, const Operands& a, const OperandScales& scales) {
     // Coordinates are read from shared memory: a thread has few registers.
     auto work_tile = [&](int index) -> const WorkTile& { return storage.work_tiles[index % WORK_SLOTS]; };
-    auto load_first_k = [&](int index, Keys::Place before) { return load_k(work_tile(index), work_tile(index).end - 1, before, true); };
+    auto load_first_k = [&](int index, const Loaded& before) { return load_k(work_tile(index), work_tile(index).end - 1, before, true); };
     // Where each tile has a block of its own, none asks for another: the answer would hold up a short tile's loads. Beside more than two
     // consumers there is no register for it.
     const bool alone = GROUPS <= 2 && scheduler.count.total * scheduler.count.parts <= (int)gridDim.x;
@@ -134,17 +139,17 @@ struct Producer {
       return true;
     };
     bool more = next_tile();
-    Keys::Place place{};  // of the block whose V comes next
-    if (more) place = load_first_k(0, place), load_q(work_tile(0));
+    Loaded loaded{};  // the block whose V comes next
+    if (more) loaded = load_first_k(0, loaded), load_q(work_tile(0));
 #pragma unroll 1
     while (more) {
       const int index = tile - 1, begin = work_tile(index).begin;
       int block = work_tile(index).end - 1;
       auto step = [&] {
         const int behind = following(work_tile(index), block);
-        const auto next = load_k(work_tile(index), behind, place, false);
-        load_v(work_tile(index), block, index, place);
-        place = next, block = behind;
+        const Loaded next = load_k(work_tile(index), behind, loaded, false);
+        load_v(work_tile(index), block, index, loaded);
+        loaded = next, block = behind;
       };
       auto load_next_q = [&] {
         if (!Config::EARLY) return;
@@ -164,12 +169,12 @@ struct Producer {
         load_next_q();
         if (block > begin) step();
       }
-      const auto last = place;
-      if (Config::EARLY && more) place = load_first_k(index + 1, place);
+      const Loaded last = loaded;
+      if (Config::EARLY && more) loaded = load_first_k(index + 1, loaded);
       load_v(work_tile(index), block, index, last);
       if (!Config::EARLY) {
         more = next_tile();
-        if (more) place = load_first_k(index + 1, place), load_q(work_tile(index + 1));
+        if (more) loaded = load_first_k(index + 1, loaded), load_q(work_tile(index + 1));
       }
     }
     if (Keys::COPIED) rings.k.wait_empty(k), keys.stop(k.stage);

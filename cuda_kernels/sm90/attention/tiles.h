@@ -75,20 +75,13 @@ struct VisitedBlocks {
   template<int BM> KS_DEVICE MaskRow* mask_rows(BlockWord* own, int block) const { return (MaskRow*)(own + divide_up(words + 1, 2) * 2) + block * BM; }
 };
 // The place of the highest bit that is set.
-KS_DEVICE int highest_bit(u32 x) {
-  int place = 0;
-#pragma unroll
-  for (int step = 16; step; step /= 2)
-    if (x >> step) x >>= step, place += step;
-  return place;
-}
-// The last visited block of [from, end), else from − 1; the first, else end.
-KS_DEVICE int last_visited(const BlockWord* words, int from, int end) {
-  while (end > from) {
-    const int word = (end - 1) / 32;
-    const u32 some = words[word].some & ~0u >> (31 - (end - 1) % 32);
-    if (some) return max_of(32 * word + highest_bit(some), from - 1);
-    end = 32 * word;
+KS_DEVICE int highest_bit(u32 x) { return 31 - __clz((int)x); }
+// The last visited block of [from, end), else from − 1; the first, else end. `word`: the one that `end` lies in, then that of the block.
+KS_DEVICE int last_visited(const BlockWord* words, BlockWord& word, int from, int end) {
+  for (; end > from; end = (end - 1) / 32 * 32) {
+    if (end % 32 == 0) word = words[end / 32 - 1];
+    const u32 some = word.some << (31 - (end - 1) % 32);
+    if (some) return max_of(end - 32 + highest_bit(some), from - 1);
   }
   return from - 1;
 }
@@ -218,7 +211,8 @@ template<int BM, int BN> struct TileScheduler {
     }
     if (!Scores::BANDED && begin < end) {
       const BlockWord* const words = visited.of(entry, head, tile);
-      const int last = last_visited(words, begin, end);
+      BlockWord word = words[(end - 1) / 32];
+      const int last = last_visited(words, word, begin, end);
       end = max_of(last, begin) + 1, begin = first_visited(words, begin, end - 1);
     }
     w.begin = begin < end ? begin : 0, w.end = begin < end ? end : 1;  // at least one block, if wholly hidden
