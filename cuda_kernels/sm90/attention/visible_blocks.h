@@ -65,6 +65,8 @@ attention_visible_blocks_sm90_body(const ScoreArguments& score, const Sequences&
                                    int q_tiles, int heads, int groups) {
   __shared__ int buckets[WARPS][BUCKETS];
   __shared__ int found[WARPS], work, last;
+  earlier_kernels_wait();
+  next_kernel_launch();
   const bool ordered = !Config::IN_CLUSTER && q_tiles > 1 && groups <= MOST_ORDERED;  // in clusters all tiles run at once
   const int parts = Config::MASK ? 4 * visited.words : 1, part = block_index() % parts, place = block_index() / parts;
   const int tile = place % q_tiles, own_head = place / q_tiles % heads, entry = place / q_tiles / heads, warp = warp_index();

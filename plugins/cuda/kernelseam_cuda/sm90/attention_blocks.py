@@ -5,7 +5,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kernelseam.contract import WORKSPACE_ALIGNMENT, ArchRow, Device, Launch, Launches
+from kernelseam.contract import (
+    WORKSPACE_ALIGNMENT,
+    ArchRow,
+    Device,
+    Launch,
+    LaunchConfig,
+    Launches,
+)
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.expressions.text import structure_of
@@ -230,6 +237,12 @@ class HopperVisibleBlocks(HopperKernel):
     def grid(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> int:
         entries, heads, tiles, words = _extents(problem, tile)
         return entries * heads * tiles * (_WORD_BYTES // 2 * words if problem.spec.mask else 1)
+
+    def config(
+        self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
+    ) -> LaunchConfig:
+        """Its blocks come while the kernel before it ends, as the forward's do while it ends."""
+        return replace(super().config(problem, tile, row, device), programmatic=True)
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return _THREADS
