@@ -30,8 +30,8 @@ MUTANTS = (
     _mutant(
         "last-visited-of-the-word",
         TILES,
-        "some & ~0u >> (31 - (end - 1) % 32)",
-        "some",
+        "word.some << (31 - (end - 1) % 32)",
+        "word.some",
         "far",
         "blocks behind a range's end are found in its last word",
         "words",
@@ -120,8 +120,8 @@ MUTANTS = (
     _mutant(
         "keys-of-the-block-before",
         CONSUMER,
-        "score.ahead<MASKED>(rows, from)",
-        "score.ahead<MASKED>(rows, from + BN)",
+        "score.ahead<EXACT>(rows, from)",
+        "score.ahead<EXACT>(rows, from + BN)",
         "documents",
         "a mask_mod reads what belongs to the keys of the block before",
     ),

@@ -25,6 +25,7 @@ Change = Callable[[SourceBundle], SourceBundle]
 WARP = LaunchConfig((1, 1, 1), (16, 1, 1), 0)
 """One, of the host's 16 lanes."""
 _WARP_FUNCTIONS = """
+KS_DEVICE int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 KS_DEVICE int of_lane(int x, int from) {
   int found = lane() == from ? x : -2147483647;
   for (int d = 1; d < WARP; d *= 2) found = max_of(found, shuffle_xor(found, d));
@@ -45,7 +46,7 @@ KS_DEVICE unsigned __ballot_sync(unsigned, int x) {
   return found;
 }
 """
-"""CUDA's, of the host's exchange of lanes."""
+"""CUDA's, by the host's exchange of lanes."""
 
 TILES_CONSTANTS: dict[str, int | str] = {
     "CAUSAL": 0,
