@@ -1036,7 +1036,7 @@ MUTANTS = (
     _mutant(
         "places-of-keys-for-values",
         PRODUCER,
-        ", index, place",
+        ", index, loaded",
         ", index, next",
         PAGED_16,
         "values of a block come from where the next block's keys lie",
