@@ -102,12 +102,18 @@ attention_visible_blocks_sm90_body(const ScoreArguments& score, const Sequences&
       keep(part, bits & 0xff, bits >> 8);
     }
   } else if (there) {
+    // Heads that share rows see the same.
+    const auto head = scores.user.of_head(0);
+    const auto rows = scores.user.own.template rows<WARP>(head, i0, i1);
 #pragma unroll 1
     for (int at = warp; at < 4 * visited.words; at += WARPS) {
       const int j0 = (8 * at + lane() / TOGETHER) * BN;
       Seen seen = of_band(j0);
-      if (__any_sync(~0u, seen.any)) {  // heads that share rows see the same
-        if (Expression::HAS_MASK) seen = both(seen, seen_by_mask<TOGETHER>(scores, 1, i0, i1, j0, last_key(j0)));
+      if (__any_sync(~0u, seen.any)) {
+        if constexpr (Expression::HAS_MASK) {
+          const auto columns = scores.user.own.template columns<TOGETHER>(head, j0, last_key(j0));
+          seen = both(seen, {scores.user.own.any(head, rows, columns), scores.user.own.every(head, rows, columns)});
+        }
       }
       // A byte of the answers of every fourth lane.
       auto byte = [](bool x) {
