@@ -236,7 +236,7 @@ struct Consumer : ConsumerRows {
       if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
         rebase(s, o, m, l, sum, correction, tile, work_tile(tile).visited(block), hides, f, sums);
         sums.rescale(correction);
-        rises = true;
+        rises = !Score::MASK_ALONE;  // whose scores rise in no way that maxima would serve
         round_p(s);
       }
       l[0] += sum[0], l[1] += sum[1];
