@@ -170,7 +170,7 @@ struct Consumer : ConsumerRows {
     rings.k.wait_full(k);
     wgmma_fence();
     start_qk(s, tile);
-    const auto ahead = score.ahead<true>(rows, first_key(w.visited(block)));
+    const auto ahead = look<true>(w, block, rows, row);
     finish_qk<0>(s);
     release_qk(begin, tile);
     f = factor(tile);
@@ -205,12 +205,12 @@ struct Consumer : ConsumerRows {
     start_both(s, tile);
     const int from = first_key(work_tile(tile).visited(block));
     Score::Ahead<EXACT> ahead;
-    if (!Score::MASK_ALONE || hides) ahead = score.ahead<EXACT>(rows, from);
+    if (!Score::MASK_ALONE || hides) ahead = look<EXACT>(work_tile(tile), block, rows, row);
     finish_qk<1>(s);
     release_qk(begin, tile);
     const Score::Form form = score.begin<EXACT, !(EXACT || MAXIMA)>(s, f, rows, ahead, from, hides);
     if (!LISTED && block > begin) fetch(rows, work_tile(tile), block - 1);
-    if (const int at = work_tile(tile).visited(block); hides && may_hide(work_tile(tile), at)) hide_keys(s, work_tile(tile), row, at);
+    if (const int at = work_tile(tile).visited(block); MASKED && !LISTED && may_hide(work_tile(tile), at)) hide_keys(s, work_tile(tile), row, at);
     if (MAXIMA) {
       float row_maximum[2];
       score.largest(s, row_maximum, form);
@@ -317,7 +317,7 @@ struct Consumer : ConsumerRows {
     start_both(s, tile + 1);
     block = w.end - 1;
     begin_rows(w);
-    const auto ahead = score.ahead<true>(rows, first_key(w.visited(block)));
+    const auto ahead = look<true>(w, block, rows, row);
     finalize_softmax(done, tile, m, l, inverse);
     finish_qk<1>(s);
     release_qk(w.begin, tile + 1);

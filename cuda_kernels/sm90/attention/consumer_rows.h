@@ -34,11 +34,20 @@ struct ConsumerRows : ConsumerThread {
     if constexpr (HAS_BIAS) score.copy_bias(rows, rows_of(w) - (group_row(w) + 16 * warp), block * BN, scores_of(w).S_k, thread_lane);
   }
 
+  // What is known of a block before its products have come: of listed ones all that its rows see.
+  template<bool EXACT> KS_DEVICE Score::Ahead<EXACT> look(const WorkTile& w, int left, const Score::Rows& rows, int row) const {
+    const int block = w.visited(left), from = first_key(block);
+    auto ahead = score.ahead<EXACT>(rows, from);
+    if constexpr (EXACT && LISTED)
+      if (may_hide(w, block)) score.narrow(ahead.sight, scores_of(w), query_of(row), query_of(row + 8), from);
+    return ahead;
+  }
+
   // Softmax of a tile's first block.
   KS_DEVICE void first_softmax(float (&s)[BN / 2], const WorkTile& w, int row, int block, float (&m)[2], float (&l)[2],
                                const Score::Factor& f, const Score::Rows& rows, const Score::Ahead<true>& ahead) const {
     const Score::Form form = score.begin<true>(s, f, rows, ahead, first_key(block));
-    if (may_hide(w, block)) hide_keys(s, w, row, block);
+    if (!LISTED && may_hide(w, block)) hide_keys(s, w, row, block);
     float row_maximum[2], correction[2];
     score.largest(s, row_maximum, form);
 #pragma unroll

@@ -184,19 +184,83 @@ template<int BN> struct TileScore {
   // A long expression is in the code once for a part: unrolled it would be thousands of instructions.
   static constexpr int OPERATIONS = BY_DISTANCE ? Expression::OPERATIONS_BESIDE : Expression::OPERATIONS;
   template<bool EXACT> static constexpr bool IN_PARTS = OPERATIONS > (EXACT ? 12 : 24);
-  // What is computed of a block's keys before its products have come.
+  // Which keys of a block the thread's rows see: bit j of a row is that of its column j, so that hiding one takes an instruction.
+  struct Sight {
+    u32 row[2];
+    // What a row sees of the keys from `low` on, up to `high`, counted from the thread's first column.
+    KS_DEVICE void narrow(int r, int low, int high) {
+      auto before = [](int key) {  // its columns before a key
+        const int columns = key / 8 * 2 + min_of(key % 8, 2);
+        return key <= 0 ? 0u : columns < 32 ? (1u << columns) - 1 : ~0u;
+      };
+      row[r] &= before(high) & ~before(low);
+    }
+  };
+  template<int PART> KS_DEVICE void look(u32 (&seen)[2], const Rows& rows, const Known<PART>& known, int from, int done) const {
+    const Expression own = arguments.captured();
+    const int lane_columns = 2 * (lane() % 4);
+#pragma unroll
+    for (int j = 0; j < PART / 2; j++) {
+      const int further = j / 2 * 8 + j % 2, key = from + 4 * done + further;
+      const Expression::Column column = known.columns.of(key, further + lane_columns);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const Row& row = rows.row[r];
+        if constexpr (BY_DISTANCE) {
+          const auto diagonal = known.diagonals.of(row.row.q_idx - key, j / 2, r, j % 2);
+          if (own.visible(row.tile, row.row, column, diagonal)) seen[r] |= 1u << j;
+        } else {
+          if (own.visible(row.tile, row.row, column)) seen[r] |= 1u << j;
+        }
+      }
+    }
+  }
+  KS_DEVICE Sight sight(const Rows& rows, int from) const {
+    static_assert(BN <= 128, "a word a row");
+    u32 seen[2] = {~0u, ~0u};
+    if constexpr (Expression::HAS_MASK && IN_PARTS<true>) {
+      seen[0] = seen[1] = 0;
+#pragma unroll 1
+      for (int done = 0; done < BN / 2; done += 16) {
+        u32 part[2] = {0, 0};
+        look(part, rows, known<16>(rows, from, done), from, done / 2);
+        seen[0] |= part[0] << done / 2, seen[1] |= part[1] << done / 2;
+      }
+    } else if constexpr (Expression::HAS_MASK) {
+      seen[0] = seen[1] = 0;
+      look(seen, rows, known<BN / 2>(rows, from, 0), from, 0);
+    }
+    if constexpr (Config::MASK) seen[0] &= rows.mask[0], seen[1] &= rows.mask[1];
+    return {{seen[0], seen[1]}};
+  }
+  // What is computed before a block's products have come.
   struct NothingAhead {};
-  template<bool EXACT> static constexpr bool LOOKS_AHEAD = BY_ELEMENT && (ANY || (EXACT && HIDES)) && !IN_PARTS<EXACT>;
-  template<bool EXACT> using Ahead = typename conditional<LOOKS_AHEAD<EXACT>, Known<BN / 2>, NothingAhead>::type;
+  template<bool EXACT> static constexpr bool LOOKS_AHEAD = ANY && !IN_PARTS<EXACT>;
+  template<bool EXACT> struct Ahead {
+    typename conditional<LOOKS_AHEAD<EXACT>, Known<BN / 2>, NothingAhead>::type known;
+    typename conditional<(EXACT && HIDES), Sight, NothingAhead>::type sight;
+  };
   template<bool EXACT> KS_DEVICE Ahead<EXACT> ahead(const Rows& rows, int from) const {
-    if constexpr (LOOKS_AHEAD<EXACT>) return known<BN / 2>(rows, from, 0);
-    else return {};
+    Ahead<EXACT> x;
+    if constexpr (EXACT && HIDES) x.sight = sight(rows, from);
+    if constexpr (LOOKS_AHEAD<EXACT>) x.known = known<BN / 2>(rows, from, 0);
+    return x;
+  }
+  // Keys outside of the bands of the queries x and y count as hidden.
+  KS_DEVICE void narrow(Sight& sight, const Scores& own, int x, int y, int from) const {
+    const KeyRange first = own.any(x, x), second = own.any(y, y);
+    sight.narrow(0, first.begin - from, first.end - from), sight.narrow(1, second.begin - from, second.end - from);
+  }
+  KS_DEVICE void hide(float (&s)[BN / 2], const Sight& sight) const {
+#pragma unroll
+    for (int i = 0; i < BN / 2; i++)
+      if (!(sight.row[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1)) s[i] = -infinity();
   }
 
   // In place: of PART elements of the thread's, behind `done`; `from`: the key of the first of all.
   template<bool EXACT, bool BEFORE, int PART>
   KS_DEVICE void change(float (&s)[PART], const Factor& f, const Rows& rows, const Known<PART>& known, int from, int done) const {
-    if constexpr (BY_ELEMENT) {
+    if constexpr (ANY) {
       const Expression own = arguments.captured();
       const float natural = scores.scale_log2 * LN_2;
       const float unscaled = !EXACT && SCALED ? reciprocal_fast(scores.scale_log2) : 1.f;  // a score of base 2, in units of the others
@@ -220,39 +284,24 @@ template<int BN> struct TileScore {
             int distance = 0;
             if constexpr (BY_DISTANCE) distance = row.row.q_idx - key;
             const Expression::Diagonal diagonal = known.diagonals.of(distance, i / 4 + two / 2, r, two % 2);
-            if constexpr (ANY) {
-              x *= f.here;
-              if (Config::SOFTCAP) x = scores.cap * tanh_fast(x * scores.cap_inverse);
-              else if (EXACT || !SCALED) x *= BUILT_IN ? scores.scale_log2 : natural;
-              if (Config::ALIBI && !BEFORE) x = fmaf(-row.slope * unscaled, fabsf((float)(from + 2 * done) - row.origin + (float)(2 * i + further)), x);
-              if constexpr (HAS_BIAS) {
-                const float y = bias[place];
-                x = EXACT ? x + in_base2(y) : fmaf(y, LOG2_E * unscaled, x);
-              }
-              if (Expression::HAS_SCORE) {
-                if (BUILT_IN) x *= LN_2;
-                if constexpr (BY_DISTANCE) x = own.score(x, row.tile, row.row, column, diagonal);
-                else x = own.score(x, row.tile, row.row, column);
-                if (EXACT) x = in_base2(x);
-              }
+            x *= f.here;
+            if (Config::SOFTCAP) x = scores.cap * tanh_fast(x * scores.cap_inverse);
+            else if (EXACT || !SCALED) x *= BUILT_IN ? scores.scale_log2 : natural;
+            if (Config::ALIBI && !BEFORE) x = fmaf(-row.slope * unscaled, fabsf((float)(from + 2 * done) - row.origin + (float)(2 * i + further)), x);
+            if constexpr (HAS_BIAS) {
+              const float y = bias[place];
+              x = EXACT ? x + in_base2(y) : fmaf(y, LOG2_E * unscaled, x);
             }
-            if constexpr (EXACT && HIDES) {
-              bool seen = true;
-              if (Config::MASK) seen = rows.mask[r] >> done / 2 & 1u << (i / 2 + two);
-              if constexpr (BY_DISTANCE) seen = own.visible(row.tile, row.row, column, diagonal) && seen;
-              else if (Expression::HAS_MASK) seen = own.visible(row.tile, row.row, column) && seen;
-              if (!seen) x = -infinity();
+            if (Expression::HAS_SCORE) {
+              if (BUILT_IN) x *= LN_2;
+              if constexpr (BY_DISTANCE) x = own.score(x, row.tile, row.row, column, diagonal);
+              else x = own.score(x, row.tile, row.row, column);
+              if (EXACT) x = in_base2(x);
             }
           }
         }
       }
     }
-  }
-  template<bool EXACT, bool BEFORE>
-  KS_DEVICE void change(float (&s)[BN / 2], const Factor& f, const Rows& rows, const Ahead<EXACT>& ahead, int from) const {
-    if constexpr (IN_PARTS<EXACT>)
-      in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, known<16>(rows, from, done), from, done); });
-    else change<EXACT, BEFORE>(s, f, rows, ahead, from, 0);
   }
 
   template<bool EXACT, bool BEFORE = false>
@@ -263,9 +312,13 @@ template<int BN> struct TileScore {
     constexpr bool SCALES_ALONE = SHIFTS && !HAS_BIAS;
     SoftcapMode mode = APPLIED;
     if (CAPPED) mode = cap_large(s, scores.cap, scores.cap_inverse, small_cap);  // before keys are hidden: of −∞ it would make −cap
-    if constexpr (!SCALES_ALONE && (ANY || (EXACT && HIDES))) {
-      if (ANY || hides) change<EXACT, SHIFTS>(s, f, rows, ahead, from);
+    if constexpr (ANY && !SCALES_ALONE) {
+      if constexpr (IN_PARTS<EXACT>)
+        in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, known<16>(rows, from, done), from, done); });
+      else change<EXACT, SHIFTS>(s, f, rows, ahead.known, from, 0);
     }
+    if constexpr (EXACT && HIDES)
+      if (hides) hide(s, ahead.sight);
     if constexpr (HAS_BIAS) warp_barrier();  // the next block's may come
     if constexpr (SHIFTS) {
       // Behind the diagonal, where keys are OUTWARDS, ALiBi falls.
