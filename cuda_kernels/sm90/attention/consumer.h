@@ -202,10 +202,11 @@ struct Consumer : ConsumerRows {
     constexpr bool EXACT = MASKED || Score::MASK_ALONE;
     const bool hides = Score::MASK_ALONE ? !whole : MASKED;
     float s[BN / 2], sum[2], rest[2], correction[2];
+    Score::Ahead<EXACT> ahead;
+    if (Score::MASK_ALONE && hides) ahead = look<EXACT>(work_tile(tile), block, rows, row);  // while the others multiply
     start_both(s, tile);
     const int from = first_key(work_tile(tile).visited(block));
-    Score::Ahead<EXACT> ahead;
-    if (!Score::MASK_ALONE || hides) ahead = look<EXACT>(work_tile(tile), block, rows, row);
+    if (!Score::MASK_ALONE) ahead = look<EXACT>(work_tile(tile), block, rows, row);
     finish_qk<1>(s);
     release_qk(begin, tile);
     const Score::Form form = score.begin<EXACT, !(EXACT || MAXIMA)>(s, f, rows, ahead, from, hides);
@@ -220,7 +221,7 @@ struct Consumer : ConsumerRows {
     bool fits = score.exponentials<0, AHEAD, MAXIMA>(s, m, sum, form);
     wait_next_k(s, sum, block > begin);
     const int next = following(begin);
-    if (LISTED && next >= begin) fetch(rows, work_tile(tile), next);
+    if (LISTED && next >= begin && (HAS_BIAS || !whole)) fetch(rows, work_tile(tile), next);
     finish_pv();
     if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
@@ -312,12 +313,14 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void last_step_and_first(const WorkTile& w) {
     const WorkTile& done = work_tile(tile);
     float s[BN / 2], inverse[2];
-    fetch(rows, w, w.end - 1);
-    rings.k.wait_full(k);
-    start_both(s, tile + 1);
-    block = w.end - 1;
     begin_rows(w);
-    const auto ahead = look<true>(w, block, rows, row);
+    fetch(rows, w, w.end - 1);
+    block = w.end - 1;
+    rings.k.wait_full(k);
+    Score::Ahead<true> ahead;
+    if (Score::MASK_ALONE) ahead = look<true>(w, block, rows, row);
+    start_both(s, tile + 1);
+    if (!Score::MASK_ALONE) ahead = look<true>(w, block, rows, row);
     finalize_softmax(done, tile, m, l, inverse);
     finish_qk<1>(s);
     release_qk(w.begin, tile + 1);
