@@ -131,10 +131,12 @@ struct Consumer : ConsumerRows {
     const auto next = k_behind_v();
     if (more) barrier_wait(rings.k.full(next) + zero, next.parity);
   }
-  // The block behind this one, whose K has come; `begin` - 1 behind the last. Once this one is done with.
-  KS_DEVICE int following(int begin) {
+  // Of LISTED blocks, what the producer says of the one whose K has come.
+  KS_DEVICE int arrived() const { return LISTED ? storage.k_block[k.stage] : 0; }
+  // The block behind this one, as it `arrived`; `begin` - 1 behind the last. Once this one is done with.
+  KS_DEVICE int following(int begin, int arrived) {
     if constexpr (!LISTED) return block - 1;
-    const int next = uniform(block > begin ? storage.k_block[k.stage] : 2 * (begin - 1));
+    const int next = uniform(block > begin ? arrived : 2 * (begin - 1));
     whole = next & 1;
     return next >> 1;
   }
@@ -178,7 +180,7 @@ struct Consumer : ConsumerRows {
     round_p(s);
     zero_sums();
     if (block > begin) rings.k.wait_full(k);
-    block = following(begin);
+    block = following(begin, arrived());
     if (block >= begin) fetch(rows, w, block);
   }
 
@@ -220,9 +222,10 @@ struct Consumer : ConsumerRows {
     }
     bool fits = score.exponentials<0, AHEAD, MAXIMA>(s, m, sum, form);
     wait_next_k(s, sum, block > begin);
-    const int next = following(begin);
-    if (LISTED && next >= begin && (HAS_BIAS || !whole)) fetch(rows, work_tile(tile), next);
+    const int coming = arrived();
+    if (LISTED && block > begin && (HAS_BIAS || !(coming & 1))) fetch(rows, work_tile(tile), coming >> 1);
     finish_pv();
+    const int next = following(begin, coming);
     if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
       fits = score.exponentials<AHEAD, BN / 2, MAXIMA>(s, m, rest, form) && fits;
@@ -327,7 +330,7 @@ struct Consumer : ConsumerRows {
     f = factor(tile + 1);
     first_softmax(s, w, row, w.visited(block), m, l, f, rows, ahead);
     wait_next_k(s, l, block > w.begin);
-    block = following(w.begin);
+    block = following(w.begin, arrived());
     if (block >= w.begin) fetch(rows, w, block);
     finish_pv();
     round_p(s);

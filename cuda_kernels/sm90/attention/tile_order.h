@@ -8,9 +8,10 @@ constexpr int BUCKETS = 256;
 
 // A head's tiles by their work, the longest first, by a warp. Those of a bucket come in any order.
 KS_DEVICE void order_tiles(const VisitedBlocks& visited, int entry, int head, int tiles, int* buckets) {
+  const float buckets_a_part = (BUCKETS - 2) / (3.f * 32 * visited.words + 2);
   auto bucket_of = [&](int tile) {
     const int work = *(const volatile int*)&visited.rank(entry, head, tile).work;
-    return work > 0 ? BUCKETS - 2 - (int)((i64)work * (BUCKETS - 2) / (3 * 32 * visited.words + 2)) : BUCKETS - 1;
+    return work > 0 ? BUCKETS - 2 - (int)(work * buckets_a_part) : BUCKETS - 1;
   };
   constexpr int EACH = BUCKETS / WARP;
   int* const own = buckets + EACH * lane();

@@ -10,7 +10,9 @@
 #include "attention/visible_tiles.h"
 #include "sm90/attention/tile_order.h"
 
-constexpr int BN = Config::BN, BM = 64 * Config::GROUPS, WARPS = 8;
+constexpr int BN = Config::BN, BM = 64 * Config::GROUPS;
+// Of a mask in memory those of a byte's blocks.
+constexpr int WARPS = Config::MASK ? 8 : 16;
 // Lanes that ask for one block of keys of a mask_mod, so that a warp's answers are a byte.
 constexpr int TOGETHER = 4;
 constexpr int MOST_ORDERED = 64;

@@ -231,8 +231,8 @@ MUTANTS = (
     _mutant(
         "result-not-waited",
         CONSUMER,
-        "finish_pv(); if",
-        "pin(o); release_v(); if",
+        "finish_pv(); const int next",
+        "pin(o); release_v(); const int next",
         MANY,
         "P·V is not waited for before the next",
         "order: a step begins while products of the one before run",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-CONSUMER, PLANE, SCORE, TILES, VISIBLE = (
-    f"sm90/attention/{name}.h" for name in ("consumer", "plane", "score", "tiles", "visible_blocks")
+CONSUMER, CONSUMER_ROWS, PLANE, SCORE, TILES, VISIBLE = (
+    f"sm90/attention/{name}.h"
+    for name in ("consumer", "consumer_rows", "plane", "score", "tiles", "visible_blocks")
 )
 CASE = "attention-bf16-128-scores"
 
@@ -64,7 +65,7 @@ MUTANTS = (
     _mutant(
         "mask-of-the-block-before",
         CONSUMER,
-        "if (LISTED && next >= begin) fetch(rows, work_tile(tile), next);",
+        "if (LISTED && block > begin && (HAS_BIAS || !(coming & 1))) fetch(rows, work_tile(tile), coming >> 1);",
         "",
         "mask-random",
         "a tile's third block takes the mask of the second",
@@ -119,7 +120,7 @@ MUTANTS = (
     ),
     _mutant(
         "keys-of-the-block-before",
-        CONSUMER,
+        CONSUMER_ROWS,
         "score.ahead<EXACT>(rows, from)",
         "score.ahead<EXACT>(rows, from + BN)",
         "documents",

@@ -99,7 +99,7 @@ KS_DEVICE bool swapped(bool x, int m) { return shuffle_xor((int)x, m) != 0; }
 // with the same range each reads every LANES-th element, AT_ONCE before it compares them.
 constexpr int LONGEST_RANGE = 1024;
 template<bool LEAST, class R, int LANES, class T> KS_DEVICE R extremum(const T* base, i64 stride, int extent, i64 first, i64 last) {
-  constexpr int AT_ONCE = LANES > 1 ? 16 : 1;
+  constexpr int AT_ONCE = LANES > 1 ? 4 : 1;
   if (last - first > LONGEST_RANGE) return Ends<R>::of(LEAST);
   const i64 own = LANES > 1 ? first + lane() % LANES : first;
   R best = Loaded<R, T>::from(base[wrapped(own < last ? own : last, extent) * stride]);

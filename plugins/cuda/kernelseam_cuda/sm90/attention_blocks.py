@@ -34,7 +34,7 @@ from kernelseam_cuda.sm90.kernel import HopperKernel
 _WORD_BYTES, _WORD_BLOCKS = 8, 32
 _SECONDS = 4e-6
 """That the launch takes."""
-_THREADS = 256
+_THREADS, _THREADS_OF_A_MASK = 512, 256
 _BIAS_RATE = {2: 0.65, 4: 0.5}
 _ALIBI_RATE, _MASK_RATE, _SCORE_MOD_RATE = 0.84, 0.7, 0.7
 """Of the rate that the loop reaches where scores are products, what is left with a bias of so many
@@ -242,7 +242,9 @@ class HopperVisibleBlocks(HopperKernel):
         self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
         """Its blocks come while the kernel before it ends, as the forward's do while it ends."""
-        return replace(super().config(problem, tile, row, device), programmatic=True)
+        threads = _THREADS_OF_A_MASK if problem.spec.mask else _THREADS
+        plain = super().config(problem, tile, row, device)
+        return replace(plain, block=(threads, 1, 1), programmatic=True)
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return _THREADS

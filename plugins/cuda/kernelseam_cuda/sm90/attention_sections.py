@@ -16,7 +16,7 @@ _SECTION_BYTES = 8 << 20
 in the L2 cache beside the rest."""
 _LAST_SECTION_TILES = 512
 """Tiles of the last section, about four a multiprocessor: enough short ones to fill the launch's
-end."""
+end. Twice as many where blocks are listed, whose numbers fall more slowly."""
 _LAST_SECTION_BYTES, _LAST_SECTION_HEADS = 32 << 20, 16
 """No more of its keys and values, or of its heads, whichever is more heads, where blocks ask late
 for tiles, so that they end together with fewer of them."""
@@ -39,7 +39,7 @@ def tile_count(p: AttentionProblem, tile: HopperAttentionTile) -> TileCount:
     heads, group = p.batch * p.num_heads // tile.group_heads, p.head_group // tile.group_heads
     head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.kv.itemsize
     section = least(most(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)
-    last_heads = _LAST_SECTION_TILES // q_tiles
+    last_heads = _LAST_SECTION_TILES * (2 if tile.follows else 1) // q_tiles
     if tile.late:
         cached = most(_LAST_SECTION_BYTES // head_bytes, _LAST_SECTION_HEADS)
         last_heads = least(last_heads, cached)
