@@ -223,9 +223,13 @@ struct Consumer : ConsumerRows {
     bool fits = score.exponentials<0, AHEAD, MAXIMA>(s, m, sum, form);
     wait_next_k(s, sum, block > begin);
     const int coming = arrived();
-    if (LISTED && block > begin && (HAS_BIAS || !(coming & 1))) fetch(rows, work_tile(tile), coming >> 1);
+    int next = block - 1;
+    if constexpr (LISTED && FETCHES) {
+      next = following(begin, coming);
+      if (next >= begin && (HAS_BIAS || !whole)) fetch(rows, work_tile(tile), next);
+    }
     finish_pv();
-    const int next = following(begin, coming);
+    if constexpr (LISTED && !FETCHES) next = following(begin, coming);
     if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
       fits = score.exponentials<AHEAD, BN / 2, MAXIMA>(s, m, rest, form) && fits;

@@ -29,6 +29,7 @@ struct ConsumerRows : ConsumerThread {
     return uniform((int)named_barrier_any(LOW + group, 128, low || other)) != 0;
   }
   // What a block that comes takes from memory beside its keys: a bias, and what rows see.
+  static constexpr bool FETCHES = HAS_BIAS || Config::MASK;
   KS_DEVICE void fetch(Score::Rows& rows, const WorkTile& w, int block) const {
     if (Config::MASK) score.see(rows, visited.mask_rows<BM>(visited.of(w.batch, w.head, w.row / BM), block) + (thread_row(w) - w.row), thread_lane);
     if constexpr (HAS_BIAS) score.copy_bias(rows, rows_of(w) - (group_row(w) + 16 * warp), block * BN, scores_of(w).S_k, thread_lane);

@@ -231,8 +231,8 @@ MUTANTS = (
     _mutant(
         "result-not-waited",
         CONSUMER,
-        "finish_pv(); const int next",
-        "pin(o); release_v(); const int next",
+        "finish_pv(); if constexpr (LISTED",
+        "pin(o); release_v(); if constexpr (LISTED",
         MANY,
         "P·V is not waited for before the next",
         "order: a step begins while products of the one before run",

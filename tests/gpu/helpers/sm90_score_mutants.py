@@ -65,8 +65,8 @@ MUTANTS = (
     _mutant(
         "mask-of-the-block-before",
         CONSUMER,
-        "fetch(rows, work_tile(tile), coming >> 1);",
-        ";",
+        "if (next >= begin && (HAS_BIAS || !whole)) fetch(rows, work_tile(tile), next);",
+        "",
         "mask-random",
         "a tile's third block takes the mask of the second",
     ),
