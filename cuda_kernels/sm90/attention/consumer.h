@@ -226,7 +226,7 @@ struct Consumer : ConsumerRows {
     int next = block - 1;
     if constexpr (LISTED && FETCHES) {
       next = following(begin, coming);
-      if (next >= begin && (HAS_BIAS || !whole)) fetch(rows, work_tile(tile), next);
+      if (next >= begin) fetch(rows, work_tile(tile), next);
     }
     finish_pv();
     if constexpr (LISTED && !FETCHES) next = following(begin, coming);
@@ -242,7 +242,7 @@ struct Consumer : ConsumerRows {
       round_p(s);
       if (!E4M3) fits = sum[0] + sum[1] < LIMIT;
       if (__builtin_expect(__any_sync(~0u, !fits), 0)) {
-        rebase(s, o, m, l, sum, correction, tile, work_tile(tile).visited(block), hides, f, sums);
+        rebase(s, o, m, l, sum, correction, tile, work_tile(tile).visited(block), EXACT, f, sums);
         sums.rescale(correction);
         rises = !Score::MASK_ALONE;  // whose scores rise in no way that maxima would serve
         round_p(s);

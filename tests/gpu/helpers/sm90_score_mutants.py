@@ -65,7 +65,7 @@ MUTANTS = (
     _mutant(
         "mask-of-the-block-before",
         CONSUMER,
-        "if (next >= begin && (HAS_BIAS || !whole)) fetch(rows, work_tile(tile), next);",
+        "if (next >= begin) fetch(rows, work_tile(tile), next);",
         "",
         "mask-random",
         "a tile's third block takes the mask of the second",
