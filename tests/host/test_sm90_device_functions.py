@@ -92,7 +92,8 @@ KS_KERNEL(16, 1) probe(const BlockWord* words, const i64* ranges, i64* out) {
   for (int i = 0; i < 60; i++) {
     const int from = (int)ranges[2 * i], end = (int)ranges[2 * i + 1];
     BlockWord word = words[max_of(end - 1, 0) / 32];
-    out[2 * i] = last_visited(words, word, from, end), out[2 * i + 1] = first_visited(words, from, end);
+    out[2 * i] = last_visited(words, word, from, end);
+    out[2 * i + 1] = first_visited(words, from, end);
   }
 }"""
 
