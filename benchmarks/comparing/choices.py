@@ -73,13 +73,13 @@ class Question:
         predicted = {choice.implementation.name: costs[choice.implementation.name]}
         for c in choice.candidates:
             implementation, name = c.implementation, c.implementation.name
-            if c.refusal is not None:
+            if not c.takes:
                 continue
             # Which of a library's algorithms is best only a measurement tells: `tune`.
             own = isinstance(implementation, KernelImplementation)
             variants = variants_of(implementation, problem, device) if own else ()
             if not variants:
-                predicted.setdefault(name, costs.get(name, 0.0))
+                predicted.setdefault(name, costs[name])
             # an implementation's first variant is its default, here the choice itself
             first = int(implementation is choice.implementation)
             if first and variants:

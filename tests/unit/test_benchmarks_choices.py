@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kernelseam import absent
 from kernelseam.dispatch import select
+from kernelseam.samples.common import UNFUSED
 
 torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' clock and memory")
 ROOT = Path(__file__).parents[2]
@@ -97,7 +98,8 @@ def test_every_tile_of_an_arch_is_asked(
     assert "sm90" not in question.others and "shared" not in question.others
     assert list(question.predicted) == ["sm90", *question.others]
     most = choices.BEYOND * question.predicted["sm90"]
-    assert max(question.predicted.values()) <= most
+    assert 0 < min(question.predicted.values()) <= max(question.predicted.values()) <= most
+    assert UNFUSED not in question.others, "a last resort is not asked where others take it"
     monkeypatch.setattr(choices, "BEYOND", 1.0)
     assert set(choices.Question.of(row, session).others) < set(question.others)
 
