@@ -145,7 +145,7 @@ struct ScoreConsumer {
 #pragma unroll
       for (int i = 0; i < KEYS / 2; i++) sums[i] = 0.f;
       pin(sums);
-      async_copies_wait();  // of a tile of which nothing was seen
+      async_copies_wait(), warp_barrier();  // of a tile of which nothing was seen
       const Plane<Score::Bias> plane = score.of(tile.entry, tile.head, sequences.S_q, sequences.S_k).bias;
       Score::BiasRows(plane, first_row - thread_lane / 4, bias, thread_lane)
           .copy(score.bias, sequences.S_q - (first_row - thread_lane / 4), tile.key, sequences.S_k, thread_lane);

@@ -110,7 +110,7 @@ template<int BM, int BN> struct TileScheduler {
   const ScoreArguments& score;
   const VisitedBlocks& visited;
   int list = ALL_ROWS;
-  int at = 0, before = 0;  // packed: the current warp's sequences of a class, and the number of tiles before
+  int at = 0, before = 0;  // packed: the current window, a warp's sequences of a class, and the number of tiles before
 
   static constexpr int CLASSES = 3, FEW_EVERY = 2;
   // The list that a block begins with.
