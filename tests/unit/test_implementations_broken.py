@@ -188,7 +188,8 @@ def test_doctor_names_the_culprit(
     }
     assert states == {"numpy": "right", name: "broken"}
     text = command("doctor")[1]
-    assert f"{name} failed at {stage}: " in text and f"broken: at {stage}: " in text
+    assert f"{name} failed at {stage}: " in text and "    Traceback (most" in text
+    assert f"broken: at {stage}: " in text
     assert json.loads(command("doctor", "--json", "--no-check")[1])["examined"] == []
 
 
