@@ -72,7 +72,7 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
   ScoreArguments score{};
   score.left = (int)n[9], score.right = (int)n[10], score.scale_log2 = 1.f;
   const VisitedBlocks visited{};
-  TileScheduler<64, 32> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
+  TileScheduler<64 / GROUP_HEADS * GROUP_HEADS, 32> scheduler{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[12]},
                           {lengths, q_offsets, k_offsets, (int)n[7], (int)n[8]}, score, visited};
   scheduler.list = (int)n[13];
   for (int t = 0; t < (int)n[11]; t++) {
@@ -249,6 +249,12 @@ WALKS = {
     "shared-sequences": Walk(
         *(4, 4, 50, 130, 2), q=(50, 3, 0, 17), k=(130, 64, 9, 40), group_heads=2
     ),
+    "shared-by-five": Walk(
+        2, 10, 30, 170, 5, causal=True, group_heads=5, section=2, last_section=1
+    ),
+    "shared-by-seven-of-14": Walk(
+        *(4, 28, 50, 130, 14), q=(50, 3, 0, 17), k=(130, 64, 9, 40), group_heads=7
+    ),
     "parts": Walk(2, 4, 70, 400, 2, parts=3),
     "causal-parts": Walk(2, 4, 100, 130, 2, causal=True, section=3, last_section=2, parts=4),
     "causal-cluster": Walk(
@@ -270,6 +276,13 @@ WALKS = {
         group_heads=2,
         lists=(MANY_ROWS, FEW_ROWS),
     ),
+    "lists-of-three-heads": Walk(
+        *(40, 6, 130, 130, 3),
+        q=(1, 21, 0, 130, 22, 3, 5, 33) * 5,
+        k=(32, 65, 0, 130, 66, 33, 40, 35) * 5,
+        group_heads=3,
+        lists=(MANY_ROWS, FEW_ROWS),
+    ),
     "lists-in-parts": Walk(
         3, 2, 70, 200, causal=True, q=(70, 1, 65), k=(200, 64, 65), lists=(1, 0), parts=2
     ),
@@ -287,10 +300,13 @@ def check_walk(walk: Walk, change: Change) -> None:
     """Every tile once, each with the blocks of keys that its rows see, and those that they all see
     whole."""
     group, parts = walk.group_heads, walk.parts
+    tile_rows = BM // group * group
     heads = [(e, h) for e in range(walk.batch) for h in range(0, walk.heads, group)]
-    tiles = [(e, h, row) for e, h in heads for row in range(0, walk.lengths(e)[0] * group, BM)]
+    tiles = [
+        (e, h, row) for e, h in heads for row in range(0, walk.lengths(e)[0] * group, tile_rows)
+    ]
     offsets = [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (walk.q, walk.k)]
-    q_tiles = -(-walk.S_q * group // BM)
+    q_tiles = -(-walk.S_q * group // tile_rows)
     left, right = walk.window or (0, 0)
     most = len(tiles) * parts + 3
     given = np.array(
@@ -358,7 +374,7 @@ def check_walk(walk: Walk, change: Change) -> None:
         assert lengths[0] == S_q and kv_head == h // walk.head_group
         first_key = 0 if walk.lists else sum(walk.k[:e])
         assert not walk.q or (q_first, k_first) == (sum(walk.q[:e]), first_key)
-        rows = {i // group for i in range(row, min(row + BM, S_q * group))}
+        rows = {i // group for i in range(row, min(row + tile_rows, S_q * group))}
         blocks = range(max(-(-S_k // BN), 1))
         seen = [b for b in blocks if any(walk.sees(e, i, j) for i in rows for j in _keys(b, S_k))]
         whole = [

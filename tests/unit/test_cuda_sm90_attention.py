@@ -391,7 +391,12 @@ def few(**changes: Any) -> Any:
         ({"S_q": 64, "kv_heads": 32}, 64, 1, 4),
         ({"S_q": 64, "kv_heads": 32, "head_dim": 64, "value_dim": 64}, 64, 1, 4),
         ({"S_q": 100, "kv_heads": 32, "head_dim": 64, "value_dim": 64}, 128, 1, 4),
-        ({"S_q": 64, "heads": 30, "kv_heads": 5}, 128, 1, 4),  # six heads divide no box
+        ({"S_q": 12, "heads": 40}, 64, 5, 16),  # twelve queries of five heads: 8 × 1
+        ({"S_q": 50, "heads": 40}, 128, 5, 8),  # 25 in a tile: 8 × 2
+        ({"S_q": 18, "heads": 56}, 128, 7, 16),
+        ({"S_q": 64, "heads": 30, "kv_heads": 5}, 128, 2, 8),  # pairs of six heads: 15 × 1, else 20
+        ({"S_q": 1, "heads": 71, "kv_heads": 1}, 128, 71, 16),
+        ({"S_q": 4, "heads": 96, "kv_heads": 1}, 64, 32, 16),  # thirds: 3 × 2; halves: 2 × 4
         ({"S_q": 64, "S_k": 1024}, 128, 4, 4),  # no part of less than 256 keys
         ({"S_q": 64, "S_k": 300}, 128, 4, 1),
         ({"S_q": 64, "batch": 16}, 128, 4, 1),
@@ -556,6 +561,31 @@ def test_boxes_have_all_heads_of_a_group() -> None:
     row, head = p.q_strides[2], p.q_strides[1]
     assert q.extents == (128, 4, 64, 8, 1) and q.box == (64, 4, 16, 1, 1)
     assert q.strides == (1, head, row, 4 * head, p.q_strides[0])
+    assert tensor_maps.refuse(q, 16) is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "boxes"),
+    [
+        (2, 64, 2),
+        (3, 42, 1),
+        (5, 25, 1),
+        (7, 18, 1),
+        (12, 10, 1),
+        (40, 3, 1),
+        (64, 2, 2),
+        (71, 1, 1),
+    ],
+)
+def test_tiles_have_whole_queries(heads: int, queries: int, boxes: int) -> None:
+    """Of 128 rows: the others are spare, and no tile counts them. A box is a consumer's, where its
+    rows are whole queries, too."""
+    p = few(S_q=2 * queries + 1, heads=2 * heads, kv_heads=2)
+    tile = HALF.tiles(p.spec, ROW)[0].sharing(heads)
+    assert (tile.bm, tile.rows) == (128, queries * heads)
+    assert HALF.values(p, tile, PRODUCT)["q_tiles"] == 3
+    q = HALF.tensor_maps(p, tile, PRODUCT)["q_map"]
+    assert q.box == (64, heads, queries // boxes, 1, 1)
     assert tensor_maps.refuse(q, 16) is None
 
 

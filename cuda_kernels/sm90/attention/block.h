@@ -9,7 +9,11 @@ typedef Config::TO TO;  // of the result
 constexpr int BN = Config::BN, GROUPS = Config::GROUPS, STAGES = Config::STAGES, Q_STAGES = Config::Q_STAGES;
 // VALUE_PARTS consumers have the same 64 rows: each computes their weights, and multiplies them with its part of the values' columns.
 constexpr int VALUE_PARTS = Config::VALUE_PARTS, ROW_GROUPS = GROUPS / VALUE_PARTS;
-constexpr int BM = 64 * ROW_GROUPS, CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+constexpr int TILE_ROWS = 64 * ROW_GROUPS, BM = TILE_ROWS / GROUP_HEADS * GROUP_HEADS;  // BM of them are not spare (tiles.h)
+constexpr int CONSUMERS = 128 * GROUPS, THREADS = CONSUMERS + 128;
+// Q comes to each consumer by itself, or where a query's heads may be two consumers', to all of them at once.
+constexpr bool WHOLE_QUERIES = 64 % GROUP_HEADS == 0;
+constexpr int Q_BOXES = WHOLE_QUERIES ? ROW_GROUPS : 1, BOX_ROWS = TILE_ROWS / Q_BOXES;
 constexpr int SIZE = sizeof(T);
 constexpr bool E4M3 = SIZE == 1;
 // Head dims, and the columns that are multiplied: steps of Q·Kᵀ and columns of P·V come in multiples of 16. A tensor map's rows end
@@ -116,14 +120,23 @@ struct alignas(1024) SharedStorage : conditional<ONE_RING, OneRing, TwoRings>::t
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
   int k_block[LISTED ? STAGES : 1];  // of a stage: twice the block, and 1 where the tile's rows see all of it
   struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile
-  u64 q_ring[2 * Q_STAGES * ROW_GROUPS], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
+  u64 q_ring[2 * Q_STAGES * Q_BOXES], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
   struct { float scores, values; } scales[Config::Q_SCALES ? WORK_SLOTS : 1];  // of a work tile
   alignas(16) Keys::Memory loader;
   conditional<HAS_BIAS, BiasMemory, NoBiasMemory>::type bias;
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
-static_assert(!IN_CLUSTER || BM * PART_PITCH <= Q_STAGES * ROW_GROUPS * Q_BYTES + STAGES * (ONE_RING ? K_BYTES : K_BYTES + V_BYTES), "a part's result fits");
-static_assert(!IN_CLUSTER || BM * 4 <= sizeof(Staging), "its rows' log-sum-exps fit");
+static_assert(!IN_CLUSTER || TILE_ROWS * PART_PITCH <= Q_STAGES * ROW_GROUPS * Q_BYTES + STAGES * (ONE_RING ? K_BYTES : K_BYTES + V_BYTES), "a part's result fits");
+static_assert(!IN_CLUSTER || TILE_ROWS * 4 <= sizeof(Staging), "its rows' log-sum-exps fit");
+
+// No load writes a tile's spare rows. By all threads.
+KS_DEVICE void clear_spare_rows(SharedStorage& storage) {
+  constexpr int PANEL = TILE_ROWS * 128, SPARE = max_of(TILE_ROWS - BM, 1) * 128;
+#pragma unroll 1
+  for (int i = 16 * thread_index(); i < (int)sizeof(storage.q) / PANEL * SPARE; i += 16 * THREADS)
+    *(uint4*)(storage.q[0][0] + i / SPARE * PANEL + BM * 128 + i % SPARE) = uint4{};
+  async_proxy_fence();
+}
 
 // What the numbers of q, k or v are multiplied by: one number an entry's KV head.
 struct Scales {
@@ -150,7 +163,7 @@ struct Operands {
 };
 
 struct Rings {
-  Ring<Q_STAGES * ROW_GROUPS> q;  // each consumer's rows by themselves
+  Ring<Q_STAGES * Q_BOXES> q;
   Ring<STAGES> k, v;
   Ring<V_STAGES> v_loaded;  // of e4m3 alone: V as it lies in memory
 };

@@ -31,7 +31,7 @@ struct Consumer : ConsumerRows {
 
   KS_DEVICE explicit Consumer(const ConsumerRows& rows)
       : ConsumerRows(rows), f(factor(0)), sums(storage, group * 4 + warp, thread_lane),
-        q_tiles(with_rows<8 * KBlock::ROW, KBlock>(descriptor_k_major(shared_address(storage.q[0][row_group()])))),
+        q_tiles(with_rows<8 * KBlock::ROW, KBlock>(descriptor_k_major(shared_address(storage.q) + row_group() * (Q_BOXES > 1 ? Q_BYTES : 64 * KBlock::ROW)))),
         k_tiles(with_rows<KBlock::EIGHT_ROWS, KBlock>(descriptor_k_major(shared_address(storage.k)))),
         v_tiles(with_rows<VBlock::EIGHT_ROWS, VBlock>(E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
                                                            : descriptor_mn_major(shared_address(storage.v.tiles) + first_column() / 64 * VBlock::PANEL, VBlock::PANEL))) {}
@@ -58,7 +58,9 @@ struct Consumer : ConsumerRows {
 
   // Of tile number `index`: its queries follow from it, and so take no registers.
   KS_DEVICE static int q_stage(int index) { return index % Q_STAGES; }
-  KS_DEVICE PipelineState<Q_STAGES * ROW_GROUPS> q_state(int index) const { return {q_stage(index) * ROW_GROUPS + row_group(), (u32)index / Q_STAGES % 2}; }
+  KS_DEVICE PipelineState<Q_STAGES * Q_BOXES> q_state(int index) const {
+    return {q_stage(index) * Q_BOXES + (Q_BOXES > 1 ? row_group() : 0), (u32)index / Q_STAGES % 2};
+  }
   KS_DEVICE void wait_q(int index) const { rings.q.wait_full(q_state(index)); }
   KS_DEVICE void release_q(int index) const { if (thread_lane == 0) barrier_arrive(rings.q.empty(q_state(index))); }
   KS_DEVICE void release_k() {
@@ -88,7 +90,7 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void start_qk(float (&s)[BN / 2], int index) const {
     copies_fence();
     const auto x = advanced(q_tiles, q_stage(index) * ROW_GROUPS * Q_BYTES), y = advanced(k_tiles, k.stage * K_BYTES);
-    multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, 64 * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
+    multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, BOX_ROWS * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   }
   KS_DEVICE void start_pv(const PipelineState<STAGES>& at) {

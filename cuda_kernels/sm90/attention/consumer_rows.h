@@ -24,8 +24,8 @@ struct ConsumerRows : ConsumerThread {
   // so that products are in no divergent path.
   KS_DEVICE bool any_low(const float (&m)[2], bool other, const WorkTile& w, int row) const {
     constexpr float LOWEST = -1e37f;
-    const int rows = rows_of(w);
-    const bool low = (m[0] < LOWEST && row < rows) || (m[1] < LOWEST && row + 8 < rows);
+    const int end = rows_end(w);
+    const bool low = (m[0] < LOWEST && row < end) || (m[1] < LOWEST && row + 8 < end);
     return uniform((int)named_barrier_any(LOW + group, 128, low || other)) != 0;
   }
   // What a block that comes takes from memory beside its keys: a bias, and what rows see.
@@ -67,11 +67,11 @@ struct ConsumerRows : ConsumerThread {
     }
     if constexpr (E4M3 && GROUPS == 3) sums.take(o);  // of three consumers a thread has registers for scores or O, not for both
     const WorkTile& w = storage.work_tiles[opaque(tile) % WORK_SLOTS];
-    const int x = opaque(thread_row(w)), rows = rows_of(w);
+    const int x = opaque(thread_row(w)), end = rows_end(w);
     const T* const q = a.q.at<Config::Q_VIEW>(w.batch, w.head, a.num_heads, w.q_first);
     constexpr int PRODUCTS = DQK > 64 && !E4M3 && (GROUPS < 3 || DQK % 32 == 0) ? 2 : 1;  // a load, of three groups only whole ones: spills
     const int column = thread_lane % 4 * (8 / SIZE) * PRODUCTS;
-    recompute_scores<T, DQK, PRODUCTS>(p, q + place_of(a.q, inside(x, rows)) + column, q + place_of(a.q, inside(x + 8, rows)) + column,
+    recompute_scores<T, DQK, PRODUCTS>(p, q + place_of(a.q, inside(x, end)) + column, q + place_of(a.q, inside(x + 8, end)) + column,
                                        a.keys.key_rows(w, opaque(block) * BN, thread_lane, column), column);
     score.apply(p, f, scores_of(w), x, first_key(opaque(block)));
     if (masked) score.hide_each(p, scores_of(w), x, first_key(opaque(block)));
@@ -87,7 +87,7 @@ struct ConsumerRows : ConsumerThread {
     if (thread_lane == 0) tma_store_wait<0>();
     warp_barrier();
 #pragma unroll 1
-    for (int row = first; row < min_of(first + 16, rows_of(w)); row++) {
+    for (int row = first; row < min_of(first + 16, rows_end(w)); row++) {
       Stored* const to = stored_row(w, row);
       const int query = query_of(row);
       const KeyRange keys = own.any(query, query);
@@ -140,7 +140,7 @@ struct ConsumerRows : ConsumerThread {
       const bool own = first_column() == 0 && thread_lane % 4 == 0;
       if (IN_CLUSTER) {
         if (own) part_sums()[row - w.row] = sum == 0.f ? -infinity() : top + log2_fast(sum);
-      } else if (Config::LSE && own && row < rows_of(w)) {
+      } else if (Config::LSE && own && row < rows_end(w)) {
         log_sum_exp(w, row) = sum == 0.f ? -infinity() : 0.69314718056f * (top + log2_fast(sum));
       }
     }

@@ -28,6 +28,8 @@ struct ConsumerThread {
     return s;
   }
   KS_DEVICE int rows_of(const WorkTile& w) const { return (RAGGED ? w.S_q : score.scores.S_q) * GROUP_HEADS; }
+  // Behind the last row of a sequence that the tile has.
+  KS_DEVICE int rows_end(const WorkTile& w) const { return BM == TILE_ROWS ? rows_of(w) : min_of(rows_of(w), w.row + BM); }
   // Where a row begins, from the tile's entry and first head on.
   template<class X> KS_DEVICE i64 place_of(const Matrices<X>& x, int row) const {
     return (i64)query_of(row) * x.row + (GROUP_HEADS > 1 ? group_head_of(row) * x.head : 0);

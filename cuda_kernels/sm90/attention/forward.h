@@ -40,8 +40,9 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
   const Scores scores{sequences.S_q, sequences.S_k, score.left, score.right, 0, score.scale_log2, score.cap, score.cap_inverse};
 
   if (thread_index() == CONSUMERS) tensor_map_prefetch(q_map), tensor_map_prefetch(k_map), tensor_map_prefetch(v_map);
+  if constexpr (BM < TILE_ROWS) clear_spare_rows(storage);
   if (thread_index() == 0) {
-    rings.q.init(4 * VALUE_PARTS);  // a warp's lane each
+    rings.q.init(4 * GROUPS / Q_BOXES);  // a warp's lane each
     rings.k.init(4 * GROUPS, Keys::COPIED ? COPYING_WARPS * WARP : 1);
     if (!ONE_RING) rings.v.init(4 * GROUPS + (FILTERS_VALUES && !Keys::COPIED), E4M3 ? TRANSPOSING_WARPS : Keys::COPIED ? COPYING_WARPS * WARP : 1);
     Keys::init(storage.loader);

@@ -11,12 +11,12 @@ struct RowOutput {
   template<class X> static KS_DEVICE void store_pair(X* to, float x, float y) { *(u32*)to = pack2(x, y, X()); }
 
   static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[O_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
-    const int first = t.thread_row(w), rows = t.rows_of(w);
+    const int first = t.thread_row(w), end = t.rows_end(w);
     const int column = t.first_column() + t.thread_lane % 4 * 2;
     TO* const to = t.results(w) + column;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      if (first + 8 * r >= rows) break;
+      if (first + 8 * r >= end) break;
       TO* const row = to + t.place_of(t.a.out, first + 8 * r);
 #pragma unroll
       for (int c = 0; c < min_of(DV, O_COLUMNS) / 8; c++) {
@@ -44,13 +44,14 @@ struct PartOutput {
 };
 
 // O through shared memory to global, panel by panel, each warp its own 16 rows. TMA does not write rows beyond a dense tensor's last; a
-// packed sequence's last rows are stored by the threads, as the next sequence follows them.
+// packed sequence's last rows are stored by the threads, as the next sequence follows them, and so are rows of heads whose queries are no
+// consumer's whole ones.
 struct PanelOutput {
   template<class X = TO>
   static KS_DEVICE bool store(const ConsumerThread& t, const float (&o)[O_COLUMNS / 2], const WorkTile& w, const float (&inverse)[2]) {
     u32 most = 0;
     const int row = t.group_row(w) + 16 * t.warp, lane = t.thread_lane;
-    const int rows = Config::Q_VIEW == PACKED ? w.S_q - row : 16;
+    const int rows = GROUP_HEADS > 1 ? min_of(t.rows_end(w) - row, 16) : Config::Q_VIEW == PACKED ? w.S_q - row : 16;
 #pragma unroll
     for (int c = 0; c < O_COLUMNS; c += 64) {
       const int column = t.first_column() + c;
@@ -70,18 +71,20 @@ struct PanelOutput {
       }
       async_proxy_fence();
       warp_barrier();
-      if (Config::Q_VIEW != PACKED || rows >= 16) {
+      if (GROUP_HEADS == 1 && (Config::Q_VIEW != PACKED || rows >= 16)) {
         if (lane == 0) {
           tma_store(t.maps.out, shared_address(panel), column, w.q_first + row, w.head, Config::Q_VIEW == PACKED ? 0 : w.batch);
           tma_store_commit();
         }
       } else {
-        TO* const to = t.a.out.base + (i64)(w.q_first + row) * t.a.out.row + w.head * t.a.out.head + column;
-        const int chunks = max_of(min_of(DV - column, 64) / 8, 0);
-#pragma unroll 1
-        for (int i = lane; i < rows * chunks; i += WARP) {
-          const int r = i / chunks, chunk = i % chunks;
-          *(uint4*)(to + (i64)r * t.a.out.row + chunk * 8) = *(const uint4*)(panel + r * 128 + (chunk ^ r % 8) * 16);
+        TO* const to = t.results(w) + column;
+        uint4 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) x[i] = *(const uint4*)(panel + (4 * i + lane / 8) * 128 + (lane ^ (4 * i + lane / 8)) % 8 * 16);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int r = 4 * i + lane / 8;
+          if (r < rows && column + lane % 8 * 8 < DV) *(uint4*)(to + t.place_of(t.a.out, row + r) + lane % 8 * 8) = x[i];
         }
         warp_barrier();
       }
@@ -90,4 +93,4 @@ struct PanelOutput {
   }
 };
 
-typedef conditional<IN_CLUSTER, PartOutput, conditional<BY_ROWS, RowOutput, PanelOutput>::type>::type Output;
+typedef conditional<IN_CLUSTER, PartOutput, conditional<(Config::IN_PARTS || (GROUP_HEADS > 1 && WHOLE_QUERIES)), RowOutput, PanelOutput>::type>::type Output;

@@ -8,7 +8,7 @@ struct Producer {
   const Rings& rings;
   Keys::Loader keys;
   const VisitedBlocks& visited;
-  PipelineState<Q_STAGES * ROW_GROUPS> q{0, 1};
+  PipelineState<Q_STAGES * Q_BOXES> q{0, 1};
   PipelineState<STAGES> k{0, 1};
   PipelineState<V_STAGES> v{0, 1};
   int tile = 0;  // tiles so far
@@ -21,27 +21,27 @@ struct Producer {
 
   KS_DEVICE void load_q(const WorkTile& w) {
 #pragma unroll 1
-    for (int g = 0; g < ROW_GROUPS; g++, q.advance()) {
+    for (int g = 0; g < Q_BOXES; g++, q.advance()) {
       rings.q.wait_empty(q);
       if (!keys.leads()) continue;
-      barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES);  // publishes the work tile to the consumer
-      const u32 to = shared_address(storage.q) + q.stage * Q_BYTES;
-      const int row = w.row + 64 * g, batch = Config::Q_VIEW == PACKED ? 0 : w.batch;
-      if constexpr (GROUP_HEADS > 1) grouped_tile_load<64, QK_COLUMNS>(to, maps.q, rings.q.full(q), w.q_first + query_of(row), w.kv_head, batch);
-      else tile_load<64, QK_COLUMNS, SIZE>(to, maps.q, rings.q.full(q), w.q_first + row, w.head, batch);
+      barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES / 64 * (BM / Q_BOXES));  // publishes the work tile to the consumer
+      const u32 to = shared_address(storage.q) + q.stage * (ROW_GROUPS / Q_BOXES * Q_BYTES);
+      const int batch = Config::Q_VIEW == PACKED ? 0 : w.batch;
+      if constexpr (GROUP_HEADS > 1) grouped_tile_load<BOX_ROWS, QK_COLUMNS>(to, maps.q, rings.q.full(q), w.q_first + w.query + BM / Q_BOXES / GROUP_HEADS * g, w.group, batch);
+      else tile_load<64, QK_COLUMNS, SIZE>(to, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head, batch);
     }
   }
   KS_DEVICE void stop() {
     storage.work_tiles[tile % WORK_SLOTS].end = 0;
 #pragma unroll 1
-    for (int g = 0; g < ROW_GROUPS; g++, q.advance()) rings.q.wait_empty(q), barrier_arrive(rings.q.full(q));
+    for (int g = 0; g < Q_BOXES; g++, q.advance()) rings.q.wait_empty(q), barrier_arrive(rings.q.full(q));
     if (E4M3 || FILTERS_VALUES) {
       wait_empty_v();
       storage.v_block[v.stage].tile = -1;
       barrier_arrive(shared_address(&storage.v_loaded[v.stage]));
     }
   }
-  KS_DEVICE const BlockWord* words(const WorkTile& w) const { return visited.of(w.batch, w.head / GROUP_HEADS, w.row / BM); }
+  KS_DEVICE const BlockWord* words(const WorkTile& w) const { return visited.of(w.batch, GROUP_HEADS > 1 ? w.group : w.head, w.row / BM); }
   // The block that a tile visits after this one.
   KS_DEVICE int following(const WorkTile& w, int block) {
     if constexpr (LISTED) return last_visited(words(w), word, w.begin, block);

@@ -11,7 +11,7 @@
 // the tiles of all others, which multiply, are two lists with a counter each. One block in FEW_EVERY begins with the first list, all others
 // with the second, and goes over to the other one when its own is at its end: so memory and tensor cores are busy at the same time.
 //
-// For few queries: a tile's rows are the GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
+// For few queries: a tile's rows are GROUP_HEADS query heads of one KV head for one query after the other, so that they share its
 // keys; with IN_PARTS a tile's blocks of keys are cut into parts, each a work tile of its own: where they make a cluster, and of packed rows, those of
 // neighbouring blocks of the grid; else all tiles' first parts come first, so that tiles that share keys read them from memory once.
 #pragma once
@@ -19,7 +19,8 @@
 #include "sm90/ptx.h"
 
 constexpr int GROUP_HEADS = Config::GROUP_HEADS;
-// The query and the head, of those that share keys, of a row.
+// What a row is. A tile has the heads of as many whole queries as fit, one query after the other; rows behind them are spare, zeros which leave
+// no result. Rows are numbered without spare ones, so that the number says the query and the head.
 KS_DEVICE int query_of(int row) { return row / GROUP_HEADS; }
 KS_DEVICE int group_head_of(int row) { return row % GROUP_HEADS; }
 
@@ -39,6 +40,7 @@ struct alignas(16) WorkTile {
   int S_q, S_k, q_first, k_first;
   int part;  // of the keys
   int diagonal;  // where blocks are visited OUTWARDS, the first of them
+  int group, query;  // where heads share rows, the number of those that do, and the first row's query: no division tells the producer
 
   // The block that is visited when `left` − begin are still to come.
   KS_DEVICE int visited(int left) const {
@@ -196,12 +198,13 @@ template<int BM, int BN> struct TileScheduler {
       else entry = index / count.heads, head = index - entry * count.heads;
     }
     if (RANKED) tile = visited.rank(entry, head, tile).tile;
-    w.batch = entry, w.head = head * GROUP_HEADS, w.kv_head = head / count.head_group;
-    const int row = w.row = tile * BM;
+    w.batch = entry, w.head = head * GROUP_HEADS, w.kv_head = head / count.head_group, w.row = tile * BM;
     const Sequence s = sequences.at(entry);
     w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
     const Scores scores = score.of(entry, s.S_q, s.S_k);
-    const int first_query = query_of(row), last_query = min_of(query_of(row + BM - 1), s.S_q - 1);
+    constexpr int QUERIES = BM / GROUP_HEADS;
+    const int first_query = tile * QUERIES, last_query = min_of(first_query + QUERIES - 1, s.S_q - 1);
+    if (GROUP_HEADS > 1) w.group = head, w.query = first_query;
     const KeyRange any = scores.any(first_query, last_query), all = scores.all(first_query, last_query);
     int begin = any.begin / BN, end = divide_up(any.end, BN);
     if (Config::IN_PARTS) {

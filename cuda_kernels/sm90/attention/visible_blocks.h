@@ -10,7 +10,7 @@
 #include "attention/visible_tiles.h"
 #include "sm90/attention/tile_order.h"
 
-constexpr int BN = Config::BN, BM = 64 * Config::GROUPS;
+constexpr int BN = Config::BN, BM = 64 * Config::GROUPS / GROUP_HEADS * GROUP_HEADS;
 // Of a mask in memory those of a byte's blocks.
 constexpr int WARPS = Config::MASK ? 8 : 16;
 // Lanes that ask for one block of keys of a mask_mod, so that a warp's answers are a byte.

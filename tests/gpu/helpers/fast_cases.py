@@ -125,6 +125,11 @@ def _attention() -> Iterator[AttentionCase]:
     yield attention(
         "bf16-128-causal", "many-tiles-pages-gqa", page_size=16, **_new_and_old(16, 4, speculated)
     )
+    # Five heads of a group: twelve queries are 60 of a consumer's rows.
+    yield attention("bf16-128-causal", "few-queries-five-heads", **{**cluster, "num_heads": 40})
+    yield attention(
+        "bf16-128-causal", "many-tiles-pages-five-heads", page_size=16, **_new_and_old(10, 2)
+    )
     # A value that some queries see, in a page with values that none does.
     yield attention(
         "bf16-128-causal",

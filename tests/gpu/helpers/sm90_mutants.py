@@ -52,6 +52,7 @@ SEQUENCES = "attention-f16-64-causal-many-tiles-sequences"
 HIDDEN = "attention-bf16-128-causal-nan-in-hidden-v"
 REMADE = "attention-f16-64-causal-nan-in-hidden-v"
 PAGED_16, PAGED_GQA = (f"{CAUSAL}-pages-{what}" for what in ("16", "gqa"))
+PAGED_FIVE, FIVE = f"{CAUSAL}-pages-five-heads", "attention-bf16-128-causal-few-queries-five-heads"
 PAGED_APART = "attention-f16-96-many-tiles-pages-16"
 E4M3, E4M3_LONG, E4M3_RISES, E4M3_RISES_ALONE, E4M3_FAR, E4M3_SCALED = (
     f"attention-bf16-128-many-tiles-e4m3{what}"
@@ -594,7 +595,7 @@ MUTANTS = (
     _mutant(
         "lse-beyond-the-rows",
         CONSUMER_ROWS,
-        "Config::LSE && own && row < rows_of(w))",
+        "Config::LSE && own && row < rows_end(w))",
         "Config::LSE && own)",
         "attention-f16-64",
         "LSEs of rows that are not there are written",
@@ -1064,6 +1065,30 @@ MUTANTS = (
         "0",
         PAGED_GQA,
         "all heads of a group have the first one's place",
+    ),
+    _mutant(
+        "row-of-the-next-query",
+        TILES,
+        "return row / GROUP_HEADS",
+        "return (row + 1) / GROUP_HEADS",
+        PAGED_FIVE,
+        "the last head of each query is the next query's",
+    ),
+    _mutant(
+        "rows-of-a-tile-apart",
+        CONSUMER,
+        "Q_BOXES > 1 ? Q_BYTES : 64 * KBlock::ROW",
+        "Q_BYTES",
+        FIVE,
+        "the second consumer's rows begin with another panel of the first one's",
+    ),
+    _mutant(
+        "spare-rows-stored",
+        "sm90/attention/consumer_thread.h",
+        "min_of(rows_of(w), w.row + BM)",
+        "rows_of(w)",
+        PAGED_FIVE,
+        "what the rows behind whole queries have, zeros' results, is the next query's",
     ),
     _mutant(
         "values-of-the-other-part",

@@ -143,6 +143,7 @@ def _shapes() -> Iterator[AttentionCase]:
     yield case("f16-64", "gqa-6-2", num_heads=6)
     yield case("f16-64-causal", "gqa-8-2", num_heads=8, S_q=20, S_k=20)
     yield case("f16-64", "mqa", num_heads=5, kv_heads=1)
+    yield case("bf16-128-causal", "gqa-14-2", num_heads=14, S_q=20, S_k=300)
     yield case("bf16-128", "gqa-4-2", num_heads=4, S_q=7)
     yield case("f16-16", "66000-heads", S_q=1, S_k=3, batch=33000, num_heads=2, sample=2000)
 

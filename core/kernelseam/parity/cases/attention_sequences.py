@@ -65,6 +65,7 @@ def packed() -> Iterator[AttentionCase]:
     yield _packed("f16-33/7-causal", "sequences", mixed, others, margin=2, num_heads=6)
     yield _packed("f16-64", "sequences-0", (0, 0, 0), (0, 5, 0))
     yield _packed("f16-64-causal", "sequences-gqa", (3, 1, 2, 33), (40, 40, 2, 33), num_heads=8)
+    yield _packed("f16-64", "sequences-gqa-6-2", (3, 22, 2, 43), (40, 40, 2, 33), num_heads=6)
     yield replace(
         _packed("f16-64-causal", "sequences-head-major", (20, 33), (20, 40), margin=1, lse_gap=3),
         q=OperandLayout(),
@@ -106,6 +107,7 @@ def paged() -> Iterator[AttentionCase]:
     yield _paged("f16-64", "-full", 1, (40, 33), S_q=5)
     yield _paged("f16-64-causal", "", 16, (70, 33, 0, 5), S_q=33)
     yield _paged("bf16-128-causal", "-gqa", 48, (100, 7), S_q=3, num_heads=8)
+    yield _paged("bf16-128-causal", "-gqa-10-2", 16, (100, 7), S_q=26, num_heads=10)
     yield _paged("bf16-128-causal", "-gqa", 5, (300, 7, 0, 129), S_q=40, num_heads=8)
     yield _paged("f32-64-causal", "", 16, (40, 7), S_q=20)
     yield _paged("f16-64", "-0", 16, (0, 0), S_q=3)

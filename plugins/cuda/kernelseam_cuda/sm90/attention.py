@@ -386,7 +386,7 @@ class HopperAttention(HopperKernel):
 
         q_map = map_of("q", s.head_dim, queries, p.num_heads, p.q_strides, _QUERY_ROWS)
         if tile.group_heads > 1:
-            q_map = grouped_rows(q_map, tile.group_heads)
+            q_map = grouped_rows(q_map, tile)
         by_rows = tile.group_heads > 1 or tile.parts > 1  # whose results are not stored by TMA
         return {
             "q_map": q_map,

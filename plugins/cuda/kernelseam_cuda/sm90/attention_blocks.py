@@ -140,7 +140,7 @@ def _extents(p: AttentionProblem, tile: HopperAttentionTile) -> tuple[int, int, 
     return (
         p.batch if entries else 1,
         p.num_heads // tile.group_heads if heads else 1,
-        divide_up(p.S_q * tile.group_heads, tile.bm),
+        divide_up(p.S_q * tile.group_heads, tile.rows),
         divide_up(_key_blocks(p, tile), _WORD_BLOCKS),
     )
 

@@ -32,7 +32,7 @@ CLUSTER_SECONDS = 4.1e-6
 def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
     """A tile's queries meet the keys visible to its middle one, and half a block and half a tile
     more; a part of the keys, its share in whole blocks."""
-    keys, longest = tile_keys(p, tile.bm // tile.group_heads, tile.bn)
+    keys, longest = tile_keys(p, tile.rows // tile.group_heads, tile.bn)
     if tile.parts > 1:
         keys, longest = (ceil(x / (tile.bn * tile.parts)) * tile.bn for x in (keys, longest))
     step = 2.0 * tile.bm * tile.columns(p.spec.head_dim, p.spec.value_dim)
@@ -44,7 +44,7 @@ def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device)
     if p.spec.q_view == "packed":
         seconds += PACKED_BESIDE_PAGES if p.spec.kv_view == "paged" else PACKED_SECONDS
     alone = keys / tile.bn * tile.step_seconds
-    blocks = expected_tiles(p, tile.bm, tile.group_heads) * tile.parts
+    blocks = expected_tiles(p, tile.rows, tile.group_heads) * tile.parts
     if tile.parts > 1 and blocks > device.limits.compute_units * tile.blocks:
         seconds += PARTS_SECONDS
     return Work(

@@ -4,6 +4,7 @@ rows, and keys are cut into parts, so that the device is full."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from kernelseam.contract import Device, TensorMap
 from kernelseam.descriptors.attention.problem import AttentionProblem
@@ -13,8 +14,9 @@ from kernelseam.kernels.attention.ragged import expected_tiles, mean_queries
 from kernelseam_cuda.sm90.attention_blocks import is_banded
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
-ROWS = 64
-"""Of a box of queries: whole queries of a group's heads."""
+MOST_QUERIES = 2
+"""Times as many queries of a sequence as rows of a tile, on average, up to which heads share
+them."""
 SMALL_TILES = 264
 """Up to so many tiles, two a multiprocessor, a problem is small, and up to twice as many where two
 run at once."""
@@ -44,13 +46,21 @@ mask hides more of some, a persistent block takes a long tile and others two sho
 
 
 def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttentionTile:
-    """The tile with rows of all heads of a group, where that makes fewer tiles of them. Such rows
-    are not stored by TMA, which costs more than the last tile's empty rows of many."""
-    group, few = p.head_group, mean_queries(p) <= 2 * tile.bm
-    if not few or not 1 < group <= ROWS or ROWS % group:
+    """The tile with rows of all heads of a group, or of an equal part of them, whichever makes the
+    fewest tiles. Such rows are not stored by TMA, which costs more than the last tile's empty rows
+    of many."""
+    if mean_queries(p) > MOST_QUERIES * tile.bm:
         return tile
-    fewer = expected_tiles(p, tile.bm, group) < expected_tiles(p, tile.bm, 1)
-    return tile.sharing(group) if fewer else tile
+    shared = (tile.sharing(n) for n in parts_of_group(p.head_group, tile.bm))
+    return min(shared, key=lambda t: expected_tiles(p, t.rows, t.group_heads))
+
+
+@cache
+def parts_of_group(heads: int, rows: int) -> tuple[int, ...]:
+    """Numbers of heads that a tile's rows may have, of so many that share keys: one, then all of
+    them where there are as many rows, and equal parts, the fewest parts first."""
+    parts = (n for n in range(min(heads, rows), 1, -1) if heads % n == 0)
+    return (1, *parts)
 
 
 def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
@@ -87,17 +97,18 @@ def for_few(
     return tuple(dict.fromkeys((*whole, *shared, *parts, *clusters)))
 
 
-def grouped_rows(map_of_queries: TensorMap, group: int) -> TensorMap:
+def grouped_rows(map_of_queries: TensorMap, tile: HopperAttentionTile) -> TensorMap:
     """A map of queries by rows whose boxes have all heads of a group, for one query after the
     other: axes column, head of the group, row, group, batch."""
+    group = tile.group_heads
     width, rows, heads, batch = map_of_queries.extents
     one, row, head, entry = map_of_queries.strides
-    columns, box, *_ = map_of_queries.box
+    columns = map_of_queries.box[0]
     return replace(
         map_of_queries,
         extents=(width, group, rows, heads // group, batch),
         strides=(one, head, row, head * group, entry),
-        box=(columns, group, box // group, 1, 1),
+        box=(columns, group, tile.box_queries, 1, 1),
     )
 
 
@@ -106,7 +117,7 @@ def parted(
 ) -> tuple[HopperAttentionTile, ...]:
     """The tile with keys in so many parts that the device is full, where tiles fill less than half
     of it, and in half as many, which leave less to merge."""
-    tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
+    tiles, units = expected_tiles(p, tile.rows, tile.group_heads), device.limits.compute_units
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
     room = units * tile.blocks
     parts = 1 if not tiles or 2 * tiles > room else room // tiles
@@ -120,7 +131,7 @@ def evened(
     """The tile with keys in parts where its tiles fill more than half of the device, at most twice,
     and leave a good part of it idle at the end: each number of parts that all take less of waves of
     whole tiles than any before."""
-    tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
+    tiles, units = expected_tiles(p, tile.rows, tile.group_heads), device.limits.compute_units
     room = units * tile.blocks
     alike = ALIKE * p.S_q <= p.S_k and p.left is None and is_banded(p.spec)
     if not alike or not room < 2 * tiles <= 4 * room:
@@ -141,7 +152,7 @@ def clustered(
     at once, and in the next fewer."""
     if p.S_q < FEWEST_QUERIES or not has_clusters(tile):
         return ()
-    tiles, units = expected_tiles(p, tile.bm, tile.group_heads), device.limits.compute_units
+    tiles, units = expected_tiles(p, tile.rows, tile.group_heads), device.limits.compute_units
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
     fitting = [
         n

@@ -35,7 +35,7 @@ class TileCount:
 def tile_count(p: AttentionProblem, tile: HopperAttentionTile) -> TileCount:
     """Sections of heads whose keys and values fit into a part of L2, and no fewer than the
     tile's."""
-    q_tiles = divide_up(p.S_q * tile.group_heads, tile.bm)
+    q_tiles = divide_up(p.S_q * tile.group_heads, tile.rows)
     heads, group = p.batch * p.num_heads // tile.group_heads, p.head_group // tile.group_heads
     head_bytes = p.S_k * (p.spec.head_dim + p.spec.value_dim) * p.spec.kv.itemsize
     section = least(most(tile.fewest_heads, _SECTION_BYTES // head_bytes) * group, heads)

@@ -13,10 +13,13 @@ from kernelseam_cuda.sm90.tiles import (
     panels_of,
 )
 
+CONSUMER_ROWS = 64
+"""Of a product of one consumer."""
 _WARP_PANEL_BYTES = 16 * 128
 """A warp's rows of one panel of the result."""
-_FOLLOWING = 56, 224
-"""Where the loading thread follows words of visited blocks, beside two consumers."""
+_BUSY = 56, 224
+"""Where the loading thread follows words of visited blocks, or copies rows of pages for consumers
+that have parts of queries, beside two consumers."""
 _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
 _BUSY_ALONE = 88, 240
@@ -112,8 +115,9 @@ class HopperAttentionTile:
         """Of a thread of the loading warpgroup and of a consumer's."""
         if self.one_ring:
             return _ONE_RING
-        if self.groups == 2 and self.follows:
-            return _FOLLOWING
+        copying = self.page_rows == 1 and self.parts == 1 and not self.whole_queries
+        if self.groups == 2 and (self.follows or copying):
+            return _BUSY
         if self.blocks == 2:
             return _FOLLOWING_BESIDE if self.follows else _BESIDE
         if self.groups == 1:
@@ -140,7 +144,22 @@ class HopperAttentionTile:
 
     @property
     def bm(self) -> int:
-        return 64 * self.groups // self.value_parts
+        return CONSUMER_ROWS * self.groups // self.value_parts
+
+    @property
+    def rows(self) -> int:
+        """Of ``bm`` those in use: the heads of whole queries."""
+        return self.bm // self.group_heads * self.group_heads
+
+    @property
+    def whole_queries(self) -> bool:
+        """Whether a consumer's rows are whole queries."""
+        return CONSUMER_ROWS % self.group_heads == 0
+
+    @property
+    def box_queries(self) -> int:
+        """That TMA brings at once: a consumer's, or where these are no whole ones, a tile's."""
+        return (CONSUMER_ROWS if self.whole_queries else self.bm) // self.group_heads
 
     def columns(self, head_dim: int, value_dim: int) -> float:
         """Of queries and keys and of values, whose products at ``rate`` take a step's time."""
