@@ -45,6 +45,7 @@ constexpr int AHEAD = Config::AHEAD;
 // A stage that comes back is needed a step later, as in rings of two stages each, for which wider blocks leave no memory.
 constexpr bool ONE_RING = Config::ONE_RING;
 static_assert(!ONE_RING || (K_BYTES == V_BYTES && STAGES > 2), "blocks of one size, three at once");
+static_assert(!ONE_RING || Config::EARLY == 0, "a consumer that leaves a tile out leaves out the stages of this tile alone");
 static_assert(!ONE_RING || !(MASKS_KEYS || E4M3 || LISTED || Keys::COPIED), "who else looks at blocks of V has a ring of these");
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(Config::EARLY == 0 || !HAS_BIAS, "a bias comes where a tile's rows are known");

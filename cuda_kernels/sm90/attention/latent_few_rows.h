@@ -127,7 +127,7 @@ struct RowProducts : FewThread {
       units[b] = max(units[b], (most + 0x7fffff) & 0x7f800000);
       if (b == warp) now = units[b];
     }
-    return __uint_as_float((127u << 23) - (now - before));
+    return __uint_as_float((u32)max_of((int)((127u << 23) - (now - before)), 0));  // 0 where they are too far apart
   }
 
   KS_DEVICE void put_weights(const float (&s)[8], const Units& units) const {

@@ -296,8 +296,8 @@ MUTANTS = (
     _mutant(
         "few-units-twice",
         WHOLE,
-        "return __uint_as_float((127u << 23) - (now - before));",
-        "return __uint_as_float((128u << 23) - (now - before));",
+        "(int)((127u << 23) - (now - before))",
+        "(int)((128u << 23) - (now - before))",
         ROWS_SPLIT,
         "sums of earlier keys count twice as much",
     ),
