@@ -120,6 +120,18 @@ def test_a_library_that_the_row_does_not_name_has_the_roofline(
     )
 
 
+def test_a_librarys_vectors_wait_for_a_unit_that_has_one_already() -> None:
+    """So a matrix more takes longer where it is a unit's second, or third."""
+    library = IMPLEMENTATIONS["gemm", "cublas"]
+    half = next(r.problem for r in GEMM if r.problem.spec.dtype is DType.bfloat16)
+    one = replace(half, M=1, N=512, K=128, num_heads=1)
+    for n in (H200.limits.compute_units, 2 * H200.limits.compute_units):
+        before, full, more = (
+            library.cost(replace(one, batch=n + i), H200).seconds for i in (-1, 0, 1)
+        )
+        assert more - full > 5 * (full - before) > 0
+
+
 def test_a_cost_tells_bytes_and_operations() -> None:
     problem = GEMM[13].problem
     for name in ("shared", "cublas"):

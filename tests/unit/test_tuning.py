@@ -31,6 +31,7 @@ from kernelseam.tuned import store
 from kernelseam.tuned.classes import (
     about,
     batch_invariant,
+    entries,
     problem_class,
     representative,
 )
@@ -393,6 +394,15 @@ def test_a_batch_invariant_problem_has_no_tuned_choice(
 )
 def test_buckets(n: int, middle: int) -> None:
     assert about(n) == middle
+
+
+def test_batches_of_few_queries_are_classes_by_four_bits() -> None:
+    """The largest of each: exact up to 16, then in steps of 2 and of 4, and from 65 on in 64s."""
+    assert [entries(n) for n in range(17)] == [*range(17)]
+    assert {entries(n) for n in range(17, 33)} == {*range(18, 33, 2)}
+    assert {entries(n) for n in range(33, 65)} == {*range(36, 65, 4)}
+    assert [entries(n) for n in (65, 128, 129)] == [128, 128, 192]
+    assert all(n <= entries(n) == entries(entries(n)) for n in range(3000))
 
 
 @given(
