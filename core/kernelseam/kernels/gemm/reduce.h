@@ -10,7 +10,6 @@
 #include "gemm/joined.h"
 
 constexpr int THREADS = WARP * Config::WARPS, ELEMENTS = Config::ELEMENTS, SHARES = THREADS / ELEMENTS;
-constexpr int AT_ONCE = 8;  // loads in flight: one after the other each takes half a microsecond
 static_assert(SHARES * ELEMENTS == THREADS && (SHARES & (SHARES - 1)) == 0, "halves of threads");
 
 // Strides in elements. total: of out, whose rows and columns are `rows` and `columns`. of_*: parts that a number is of along each axis;
@@ -19,28 +18,22 @@ KS_KERNEL(THREADS, 1)
 gemm_reduce(const float* parts, float* out, i64 parts_matrix, i64 parts_row, i64 parts_column, i64 out_matrix, i64 out_row,
             i64 out_column, i64 total, int rows, int columns, int of_matrices, int of_rows, int of_columns, int part_rows, int part_columns) {
   float* const shared = (float*)shared_memory<THREADS * 4>();
-  next_kernel_launch();  // all but the loads is done while the product ends
+  earlier_kernels_wait();
+  next_kernel_launch();
   const int me = thread_index(), share = me / ELEMENTS;
   const i64 index = (i64)block_index() * ELEMENTS + me % ELEMENTS;
   const i64 line = index / columns, matrix = line / rows;
   const int column = (int)(index - line * columns), row = (int)(line - matrix * rows);
-  const int row0 = row * of_rows, column0 = column * of_columns;
-  const int high = min_of(of_rows, part_rows - row0), wide = min_of(of_columns, part_columns - column0);
-  const int count = of_matrices * high * wide;
   float x = 0.f;
-  earlier_kernels_wait();
   if (index < total) {
-#pragma unroll 1
-    for (int first = share; first < count; first += AT_ONCE * SHARES) {
-      float y[AT_ONCE];
-#pragma unroll
-      for (int n = 0; n < AT_ONCE; n++) {
-        const int i = first + n * SHARES, r = i / wide, c = i - r * wide, m = r / high;
-        const float* const from = parts + (matrix * of_matrices + m) * parts_matrix;
-        y[n] = i < count ? from[(row0 + r - m * high) * parts_row + (column0 + c) * parts_column] : 0.f;
-      }
-#pragma unroll
-      for (int n = 0; n < AT_ONCE; n++) x = joined<Config::MAXIMUM>(x, y[n]);
+    const int row0 = row * of_rows, column0 = column * of_columns;
+    const int high = min_of(of_rows, part_rows - row0), wide = min_of(of_columns, part_columns - column0);
+    const int count = of_matrices * high * wide;
+#pragma unroll 4
+    for (int i = share; i < count; i += SHARES) {
+      const int r = i / wide, c = i - r * wide, m = r / high;
+      const float* const from = parts + (matrix * of_matrices + m) * parts_matrix;
+      x = joined<Config::MAXIMUM>(x, from[(row0 + r - m * high) * parts_row + (column0 + c) * parts_column]);
     }
   }
   shared[me] = x;

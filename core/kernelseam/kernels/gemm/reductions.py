@@ -19,7 +19,7 @@ from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Structure
 
 _WARPS, _WIDEST_WARP = 8, 64
-_MANY, _SOME, _FEW = 256, 32, 8
+_MANY, _SOME, _FEW = 128, 32, 8
 """Numbers of the result that a block makes, where their parts lie side by side: of at most so few
 parts, and of more."""
 _CHUNK = 32
