@@ -226,12 +226,16 @@ struct Consumer : ConsumerRows {
     wait_next_k(s, sum, block > begin);
     const int coming = arrived();
     int next = block - 1;
-    if constexpr (LISTED && FETCHES) {
+    constexpr bool EARLY_FETCH = FETCHES && !(HAS_BIAS && Config::MASK);  // both would be held across the products, and spilled
+    if constexpr (LISTED && EARLY_FETCH) {
       next = following(begin, coming);
       if (next >= begin) fetch(rows, work_tile(tile), next);
     }
     finish_pv();
-    if constexpr (LISTED && !FETCHES) next = following(begin, coming);
+    if constexpr (LISTED && !EARLY_FETCH) {
+      next = following(begin, coming);
+      if (FETCHES && next >= begin) fetch(rows, work_tile(tile), next);
+    }
     if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
       fits = score.exponentials<AHEAD, BN / 2, MAXIMA>(s, m, rest, form) && fits;
