@@ -56,8 +56,7 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
     operand_shapes, operand_layouts = shapes(case), {"q": case.q, "k": case.k, "v": case.v}
     drawn = {**operand_shapes, "k": (*operand_shapes["k"][:3], case.head_dim)}
     q, k, v = (
-        rng.standard_normal(unrepeated_shape(drawn[name], operand_layout))
-        for name, operand_layout in operand_layouts.items()
+        rng.standard_normal(unrepeated_shape(drawn[name], x)) for name, x in operand_layouts.items()
     )
     shape_scores(q, k, case.data)
     if case.steps:
