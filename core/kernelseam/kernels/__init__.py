@@ -45,9 +45,8 @@ COMPOSITIONS: Mapping[str, Composition] = {**KERNELS, **{p.operation: p for p in
 
 def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
     """Implementations of every shared kernel and composition on a toolchain."""
-    shared = {name: KernelImplementation(c, toolchain) for name, c in COMPOSITIONS.items()}
     return (
-        *shared.values(),
+        *(KernelImplementation(c, toolchain) for c in COMPOSITIONS.values()),
         KernelImplementation(DECODE, toolchain),
         KernelImplementation(GEMV, toolchain),
         KernelImplementation(PREFIX_GROUPS, toolchain),

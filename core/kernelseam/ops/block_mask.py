@@ -18,6 +18,8 @@ from kernelseam.expressions.evaluation import evaluate
 from kernelseam.expressions.nodes import Node
 from kernelseam.expressions.scores import MaskMod, score_expression
 
+Array = npt.NDArray[Any]
+
 
 def block_mask(
     mask_mod: MaskMod,
@@ -87,9 +89,6 @@ def _sizes(given: Any) -> tuple[int, int]:
         )
     q, kv = (extent(f"block_size[{i}]", n, 1) for i, n in enumerate(pair))
     return q, kv
-
-
-Array = npt.NDArray[Any]
 
 
 def block_words(
