@@ -12,11 +12,6 @@ template<int STAGES> struct PipelineState {
   KS_DEVICE void advance() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
-  KS_DEVICE PipelineState next() const {
-    PipelineState x = *this;
-    x.advance();
-    return x;
-  }
   KS_DEVICE void advance(int stages) {
     const int to = stage + stages;
     stage = to % STAGES, parity ^= to / STAGES & 1;

@@ -439,24 +439,6 @@ def test_parts_even_the_last_wave(changes: dict[str, Any], tiles: int, parts: se
     assert {t.parts for t in found if not t.in_cluster} - {1} == parts
 
 
-def test_one_ring_of_keys_and_values_serves_dense_rows_that_see_all() -> None:
-    wide = {"head_dim": 256, "value_dim": 256}
-    assert HALF.tile(problem(16384, 16384, 8, 8, 1, **wide), ROW, H200).one_ring
-    for changes in (
-        {"causal": True},
-        {"softcap": True},
-        {"lengths": True},
-        {"q_view": "packed", "kv_view": "packed"},
-        {"value_dim": 192},
-        {"dtype_out": DType.float32},
-        {"batch_invariant": True},
-    ):
-        tiles = HALF.tiles(problem(**{**wide, **changes}).spec, ROW)
-        assert tiles and not any(t.one_ring for t in tiles)
-    alone = [t for t in HALF.variants(few(**wide, causal=False), ROW, H200).values() if t.one_ring]
-    assert [(t.parts, t.group_heads, t.shared_bytes) for t in alone] == [(1, 1, 230_400)]
-
-
 def test_a_batch_invariant_spec_has_one_tile() -> None:
     p = few()
     p = replace(p, spec=replace(p.spec, batch_invariant=True))

@@ -41,12 +41,6 @@ constexpr bool RECOMPUTES = MASKS_KEYS && !RAGGED && Config::RECOMPUTE_NAN_ROWS,
 // Whether a tile visits blocks that are listed (visible_blocks.h), those between of which none of its rows sees a key left out.
 constexpr bool LISTED = !Scores::BANDED;
 constexpr int AHEAD = Config::AHEAD;
-// Whether blocks of K and of V take turns in one ring: K of a tile's first block, of the second, V of the first, K of the third, V of the second…
-// A stage that comes back is needed a step later, as in rings of two stages each, for which wider blocks leave no memory.
-constexpr bool ONE_RING = Config::ONE_RING;
-static_assert(!ONE_RING || (K_BYTES == V_BYTES && STAGES > 2), "blocks of one size, three at once");
-static_assert(!ONE_RING || Config::EARLY == 0, "a consumer that leaves a tile out leaves out the stages of this tile alone");
-static_assert(!ONE_RING || !(MASKS_KEYS || E4M3 || LISTED || Keys::COPIED), "who else looks at blocks of V has a ring of these");
 static_assert(Config::EARLY == 0 || Q_STAGES == 2, "the next tile's queries arrive during this one");
 static_assert(Config::EARLY == 0 || !HAS_BIAS, "a bias comes where a tile's rows are known");
 static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two consumers take turns");
@@ -103,19 +97,10 @@ struct NoBiasMemory {
   KS_DEVICE char* of_warp(int) { return nullptr; }
 };
 
-struct TwoRings {
+struct alignas(1024) SharedStorage {
   char q[Q_STAGES][ROW_GROUPS][Q_BYTES];
   char k[STAGES][K_BYTES];
   Values v;
-};
-struct OneRing {
-  char q[Q_STAGES][ROW_GROUPS][Q_BYTES];
-  union {
-    char k[STAGES][K_BYTES];
-    Values v;
-  };
-};
-struct alignas(1024) SharedStorage : conditional<ONE_RING, OneRing, TwoRings>::type {
   conditional<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
@@ -127,7 +112,7 @@ struct alignas(1024) SharedStorage : conditional<ONE_RING, OneRing, TwoRings>::t
   conditional<HAS_BIAS, BiasMemory, NoBiasMemory>::type bias;
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
-static_assert(!IN_CLUSTER || TILE_ROWS * PART_PITCH <= Q_STAGES * ROW_GROUPS * Q_BYTES + STAGES * (ONE_RING ? K_BYTES : K_BYTES + V_BYTES), "a part's result fits");
+static_assert(!IN_CLUSTER || TILE_ROWS * PART_PITCH <= Q_STAGES * ROW_GROUPS * Q_BYTES + STAGES * (K_BYTES + V_BYTES), "a part's result fits");
 static_assert(!IN_CLUSTER || TILE_ROWS * 4 <= sizeof(Staging), "its rows' log-sum-exps fit");
 
 // No load writes a tile's spare rows. By all threads.

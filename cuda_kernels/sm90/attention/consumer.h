@@ -67,20 +67,9 @@ struct Consumer : ConsumerRows {
     if (thread_lane == 0) barrier_arrive(rings.k.empty(k));
     k.advance();
   }
-  KS_DEVICE auto& v_state() {
-    if constexpr (ONE_RING) return k;
-    else return v;
-  }
-  // Where the V comes that is multiplied beside the next K; where the K comes behind that V.
-  KS_DEVICE PipelineState<STAGES> v_beside_k() const { return ONE_RING ? k.next() : v; }
-  KS_DEVICE PipelineState<STAGES> k_behind_v() const { return ONE_RING ? k.next() : k; }
   KS_DEVICE void release_v() {
-    if (thread_lane == 0) barrier_arrive(rings.v.empty(v_state()));
-    v_state().advance();
-  }
-  KS_DEVICE void skip_v() {
-    rings.v.wait_full(v_state());
-    release_v();
+    if (thread_lane == 0) barrier_arrive(rings.v.empty(v));
+    v.advance();
   }
   KS_DEVICE void scheduler_barrier_sync() const { if (Config::PING_PONG) named_barrier_sync(SCHEDULER + group, CONSUMERS); }
   KS_DEVICE void scheduler_barrier_arrive() const { if (Config::PING_PONG) named_barrier_arrive(SCHEDULER + 1 - group, CONSUMERS); }
@@ -93,9 +82,9 @@ struct Consumer : ConsumerRows {
     multiply_ss<T, BN, QK_COLUMNS * SIZE / 32, BOX_ROWS * KBlock::ROW, KBlock::PANEL, 32, 32, 0, 0, KBlock::ROW>(s, x, y, false);
     wgmma_commit();
   }
-  KS_DEVICE void start_pv(const PipelineState<STAGES>& at) {
+  KS_DEVICE void start_pv() {
     copies_fence();
-    const auto y = advanced(v_tiles, at.stage * V_BYTES);
+    const auto y = advanced(v_tiles, v.stage * V_BYTES);
     multiply_rs<T, O_COLUMNS, BN * SIZE / 32, E4M3 ? 32 : 2 * VBlock::EIGHT_ROWS, E4M3 ? BN : 128>(o, p, y, true);
     wgmma_commit();
   }
@@ -105,9 +94,8 @@ struct Consumer : ConsumerRows {
     pin(o);
     wgmma_fence();
     start_qk(s, index);
-    const auto at = v_beside_k();
-    rings.v.wait_full(at);
-    start_pv(at);
+    rings.v.wait_full(v);
+    start_pv();
     scheduler_barrier_arrive();
   }
   // PENDING: products that were started after S.
@@ -130,8 +118,7 @@ struct Consumer : ConsumerRows {
   KS_DEVICE void wait_next_k(float (&s)[BN / 2], const float (&sum)[2], bool more) const {
     pin(s);
     const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
-    const auto next = k_behind_v();
-    if (more) barrier_wait(rings.k.full(next) + zero, next.parity);
+    if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
   }
   // Of LISTED blocks, what the producer says of the one whose K has come.
   KS_DEVICE int arrived() const { return LISTED ? storage.k_block[k.stage] : 0; }
@@ -167,7 +154,8 @@ struct Consumer : ConsumerRows {
     for (block = w.end - 1; block > mine; block--) {  // wait first: an earlier arrival would count for the previous phase
       rings.k.wait_full(k);
       release_k();
-      skip_v();
+      rings.v.wait_full(v);
+      release_v();
     }
     fetch(rows, w, block);
     float s[BN / 2];
@@ -195,7 +183,8 @@ struct Consumer : ConsumerRows {
       if (i < last) scheduler_barrier_sync(), scheduler_barrier_arrive();
       rings.k.wait_full(k);
       release_k();
-      skip_v();
+      rings.v.wait_full(v);
+      release_v();
     }
     release_q(tile);
   }
@@ -313,10 +302,10 @@ struct Consumer : ConsumerRows {
     const WorkTile& done = work_tile(tile);
     float inverse[2];
     block = NOT_BEGUN;
-    rings.v.wait_full(v_state());
+    rings.v.wait_full(v);
     pin(o);
     wgmma_fence();
-    start_pv(v_state());
+    start_pv();
     finalize_softmax(done, tile, m, l, inverse);
     finish_pv();
     store(done, inverse);

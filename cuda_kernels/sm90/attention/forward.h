@@ -35,7 +35,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Maps maps{q_map, k_map, v_map, out_map};
-  const Rings rings{{shared_address(storage.q_ring)}, {shared_address(storage.k_ring)}, {shared_address(ONE_RING ? storage.k_ring : storage.v_ring)},
+  const Rings rings{{shared_address(storage.q_ring)}, {shared_address(storage.k_ring)}, {shared_address(storage.v_ring)},
                     {shared_address(storage.v_loaded)}};
   const Scores scores{sequences.S_q, sequences.S_k, score.left, score.right, 0, score.scale_log2, score.cap, score.cap_inverse};
 
@@ -44,7 +44,7 @@ attention_forward_sm90_body(const TensorMap& q_map, const TensorMap& k_map, cons
   if (thread_index() == 0) {
     rings.q.init(4 * GROUPS / Q_BOXES);  // a warp's lane each
     rings.k.init(4 * GROUPS, Keys::COPIED ? COPYING_WARPS * WARP : 1);
-    if (!ONE_RING) rings.v.init(4 * GROUPS + (FILTERS_VALUES && !Keys::COPIED), E4M3 ? TRANSPOSING_WARPS : Keys::COPIED ? COPYING_WARPS * WARP : 1);
+    rings.v.init(4 * GROUPS + (FILTERS_VALUES && !Keys::COPIED), E4M3 ? TRANSPOSING_WARPS : Keys::COPIED ? COPYING_WARPS * WARP : 1);
     Keys::init(storage.loader);
     if (E4M3) rings.v_loaded.init(TRANSPOSING_WARPS);
     else for (int i = 0; i < STAGES; i++) barrier_init(shared_address(&storage.v_loaded[i]), 1);

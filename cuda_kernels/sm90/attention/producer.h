@@ -14,11 +14,6 @@ struct Producer {
   int tile = 0;  // tiles so far
   BlockWord word;  // of LISTED blocks, the one of the block that was loaded last
 
-  KS_DEVICE auto& v_state() {
-    if constexpr (ONE_RING) return k;
-    else return v;
-  }
-
   KS_DEVICE void load_q(const WorkTile& w) {
 #pragma unroll 1
     for (int g = 0; g < Q_BOXES; g++, q.advance()) {
@@ -73,7 +68,7 @@ struct Producer {
     return {place, all};
   }
   KS_DEVICE void wait_empty_v() {
-    barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v_state().stage), v_state().parity);
+    barrier_wait(E4M3 ? rings.v_loaded.empty(v) : rings.v.barriers + 8 * (STAGES + v.stage), v.parity);
   }
   // `index`: the block's tile. Where keys are masked, the filter's warps mark V as full; of e4m3 those that transpose it, always.
   KS_DEVICE void load_v(const WorkTile& w, int left, int index, const Loaded& loaded) {
@@ -82,22 +77,22 @@ struct Producer {
     auto masked = [&] { return LISTED ? !loaded.whole : !whole(w, block); };
     wait_empty_v();
     if (keys.leads()) {
-      u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v_state().stage;
+      u32 full = E4M3 ? rings.v_loaded.full(v) : rings.v.barriers + 8 * v.stage;
       if constexpr (E4M3) {
-        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, MASKS_KEYS && masked()};
+        storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, MASKS_KEYS && masked()};
       } else if constexpr (FILTERS_VALUES) {
-        const u32 arrived = shared_address(&storage.v_loaded[v_state().stage]);
+        const u32 arrived = shared_address(&storage.v_loaded[v.stage]);
         const bool hides = masked();
-        storage.v_block[v_state().stage] = {w.S_k - block * BN, index % WORK_SLOTS, hides};
+        storage.v_block[v.stage] = {w.S_k - block * BN, index % WORK_SLOTS, hides};
         if (hides && !Keys::COPIED) full = arrived;
         else barrier_arrive(arrived);
       }
       if constexpr (!Keys::COPIED) {
         barrier_arrive_expect_tx(full, V_BYTES);
-        keys.load<VBlock>(shared_address(storage.v.loaded(v_state().stage)), maps.v, full, w, block, boxes);
+        keys.load<VBlock>(shared_address(storage.v.loaded(v.stage)), maps.v, full, w, block, boxes);
       }
     }
-    v_state().advance();
+    v.advance();
   }
 
   // Per step K of a block, then V of the previous one. With EARLY a tile's first K precedes the previous tile's last V.

@@ -55,10 +55,9 @@ template<int PART, int N, class Change> KS_DEVICE void in_turns(float (&s)[N], C
 
 // Softcap: scores in base 2 from products, in place.
 template<int N> KS_DEVICE void cap_scores(float (&s)[N], float cap, float cap_inverse) {
-  constexpr int PART = N % 16 ? 8 : 16;
-  in_turns<PART>(s, [=](float (&part)[PART], int) {
+  in_turns<16>(s, [=](float (&part)[16], int) {
 #pragma unroll
-    for (int i = 0; i < PART; i++) {
+    for (int i = 0; i < 16; i++) {
       const float x = part[i] * cap_inverse;
       part[i] = cap * (fabsf(x) < 0.6f ? tanh_small(x) : tanh_large(x));
     }

@@ -48,7 +48,6 @@ def _attention() -> Iterator[AttentionCase]:
         yield attention(kind, "many-tiles-long", S_q=33, S_k=600, **_heads(2))
     for dims in ("96", "192/128", "256"):
         yield attention(f"f16-{dims}", "many-tiles", **_heads(3))
-    yield attention("bf16-256", "many-tiles-one-ring", S_q=100, S_k=570, **_heads(2))
     # Tiles by a counter: of two lengths, of which one sees nothing, with values that only some rows
     # see.
     yield attention("f16-64-causal", "many-tiles", S_q=300, S_k=310, **_heads(3))

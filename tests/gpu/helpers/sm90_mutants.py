@@ -249,14 +249,6 @@ MUTANTS = (
     ),
     # ---- slots
     _mutant(
-        "values-taken-for-keys",
-        CONSUMER,
-        "ONE_RING ? k.next() : v;",
-        "ONE_RING ? k : v;",
-        "attention-bf16-256-many-tiles-one-ring",
-        "of a ring of keys and values, P·V reads the block before its own",
-    ),
-    _mutant(
         "keys-released-early",
         CONSUMER,
         "finish_qk<1>(s); release_qk(begin, tile); const",

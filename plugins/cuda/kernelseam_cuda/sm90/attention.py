@@ -82,7 +82,7 @@ from kernelseam_cuda.sm90.attention_tiles import (
     HopperAttentionTile,
 )
 from kernelseam_cuda.sm90.kernel import HopperKernel
-from kernelseam_cuda.sm90.tiles import panel_bytes, panels_of, promotion
+from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
 
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
@@ -206,7 +206,6 @@ class HopperAttention(HopperKernel):
             if (t.head_dim, t.value_dim) == width
             and t.hides in (None, hides)
             and (spec.causal or not t.late)
-            and (not t.one_ring or _alike(spec))
         )
 
     def tiles_of(self, problem: AttentionProblem, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
@@ -279,7 +278,6 @@ class HopperAttention(HopperKernel):
             "BLOCKS": tile.blocks,
             "VALUE_PARTS": tile.value_parts,
             "STAGES": tile.stages,
-            "ONE_RING": tile.one_ring,
             "Q_STAGES": tile.q_stages,
             "OUT_STAGES": tile.out_stages,
             "GROUP_HEADS": tile.group_heads,
@@ -420,12 +418,6 @@ def _counted(spec: AttentionSpec, tile: HopperAttentionTile) -> bool:
     if tile.in_cluster:
         return False
     return spec.causal or spec.window or is_ragged(spec) or not is_banded(spec)
-
-
-def _alike(spec: AttentionSpec) -> bool:
-    """Whether dense rows of keys and of values take as many panels, and all queries see them
-    all."""
-    return not spec.options and panels_of(spec.head_dim) == panels_of(spec.value_dim)
 
 
 def is_ragged(spec: AttentionSpec) -> bool:

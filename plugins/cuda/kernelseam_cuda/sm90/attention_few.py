@@ -90,11 +90,10 @@ def for_few(
     p: AttentionProblem, tiles: tuple[HopperAttentionTile, ...], device: Device
 ) -> tuple[HopperAttentionTile, ...]:
     """These tiles, those with rows of all heads of a group, and both with keys in parts."""
-    whole, tiles = (tuple(t for t in tiles if t.one_ring is x) for x in (True, False))
     shared = tuple(dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles))))
     parts = (x for t in shared for x in (*parted(p, t, device), *evened(p, t, device)))
     clusters = (x for t in shared for x in clustered(p, t, device))
-    return tuple(dict.fromkeys((*whole, *shared, *parts, *clusters)))
+    return tuple(dict.fromkeys((*shared, *parts, *clusters)))
 
 
 def grouped_rows(map_of_queries: TensorMap, tile: HopperAttentionTile) -> TensorMap:

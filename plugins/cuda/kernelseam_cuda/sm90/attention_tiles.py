@@ -24,8 +24,6 @@ _ALONE = 40, 240
 """Registers, as ``REGISTERS``, beside a single consumer of attention."""
 _BUSY_ALONE = 88, 240
 """The same where threads copy rows of pages, or follow words of visited blocks."""
-_ONE_RING = 24, 240
-"""The same where the loading thread has one ring for keys and values."""
 _BESIDE, _FOLLOWING_BESIDE = (40, 216), (56, 200)
 """The same where two blocks share a multiprocessor."""
 
@@ -94,9 +92,6 @@ class HopperAttentionTile:
     """Consumers that share rows, each with a part of the values' columns; each computes the rows'
     weights."""
 
-    one_ring: bool = False
-    """Blocks of keys and of values take turns in one ring of ``stages``. Only for dense rows, of
-    which all see all keys."""
     follows: bool = False
     """No column of the table: blocks of keys come by a list."""
     bias_size: int = 0
@@ -113,8 +108,6 @@ class HopperAttentionTile:
     @property
     def registers(self) -> tuple[int, int]:
         """Of a thread of the loading warpgroup and of a consumer's."""
-        if self.one_ring:
-            return _ONE_RING
         copying = self.page_rows == 1 and self.parts == 1 and not self.whole_queries
         if self.groups == 2 and (self.follows or copying):
             return _BUSY
@@ -131,7 +124,6 @@ class HopperAttentionTile:
         way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
         way += f"-{self.value_parts}value-parts" * (self.value_parts > 1)
-        way += "-one-ring" * self.one_ring
         way += f"-{self.blocks}beside" * (self.blocks > 1)
         way += "-grouped" * (self.group_heads > 1)
         way += f"-{self.parts}{'blocks' if self.in_cluster else 'parts'}" * (self.parts > 1)
@@ -183,8 +175,7 @@ class HopperAttentionTile:
     def shared_bytes(self) -> int:
         """Rings of Q, K and V, staging of the result, control."""
         k, v = (panels_of(dim) * PANEL * 2 for dim in (self.head_dim, self.value_dim))
-        keys = k if self.one_ring else k + v
-        rings = self.q_stages * self.bm * k + self.stages * self.bn * keys
+        rings = self.q_stages * self.bm * k + self.stages * self.bn * (k + v)
         size = rings + self.groups * 4 * self.out_stages * _WARP_PANEL_BYTES + self.control_bytes
         return size + self.bias_bytes
 
@@ -235,14 +226,6 @@ ATTENTION = (
     HopperAttentionTile(128, 128, 2, 96, 2, 1, 1, True, False, 24, has_bias=True, rate=1.0),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
     HopperAttentionTile(192, 192, 2, 96, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.17),
-    HopperAttentionTile(
-        *(256, 256, 2, 96, 3, 1, 1, False, False, 48),
-        hides=False,
-        one_ring=True,
-        softmax_columns=50,
-        rate=1.2,
-        block_seconds=1.7e-6,
-    ),
     HopperAttentionTile(
         *(256, 256, 2, 64, 2, 1, 2, True, False, 32),
         fewest_heads=4,

@@ -18,7 +18,6 @@ HOPPER: Mapping[str, str] = {
     "V_STAGES": "e4m3: stages of V as it lies in memory",
     "SUM_BLOCKS": "e4m3: blocks of keys that P·V sums before the sums move to sums.h; 0: never",
     "Q_STAGES": "stages of queries; 2: the next tile's arrive during this one",
-    "ONE_RING": "whether blocks of K and of V take turns in one ring of STAGES",
     "OUT_STAGES": "panels of 16×64 of a warp's epilogue",
     "GROUP_HEADS": "query heads of a KV head that share a tile's rows",
     "IN_PARTS": "a tile's keys are cut into parts",
