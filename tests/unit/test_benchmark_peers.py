@@ -1,11 +1,9 @@
-"""Scripts that compare tiles, dry: what they share and what they would measure, since their figures
-need a GPU."""
+"""Scripts that measure beside the peers, dry, since their figures need a GPU."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,23 +19,6 @@ def peers() -> Any:
     from benchmarks import peers
 
     return peers
-
-
-def test_tiles_begin_with_the_tables(peers: Any) -> None:
-    """And every one has as many scores for each warp as it has warps."""
-    tiles = pytest.importorskip("kernelseam_cuda.tiles", reason="kernelseam-cuda is not installed")
-    from benchmarks import backward_tiles
-
-    for dim, (first, *others) in backward_tiles.CANDIDATES.items():
-        table = [
-            t
-            for t in tiles.tiles(True, True, True)["attention_bwd"]
-            if t.query_rows and t.max_dim == dim
-        ]
-        assert first == replace(table[0], plain=False, dtypes=first.dtypes)
-        for tile in (first, *others):
-            assert tile.own * tile.step % (tile.warps * tile.score_rows * 16) == 0, tile
-            assert len({backward_tiles.named(t) for t in (first, *others)}) == 1 + len(others)
 
 
 def test_what_was_measured_is_kept(
@@ -57,7 +38,7 @@ def test_what_was_measured_is_kept(
     assert capsys.readouterr().out == page.read_text(encoding="utf-8") == "first\nsecond\n"
 
 
-@pytest.mark.parametrize("name", ["parity_h200", "random_problems", "backward_tiles"])
+@pytest.mark.parametrize("name", ["parity_h200", "random_problems"])
 def test_every_script_starts(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
