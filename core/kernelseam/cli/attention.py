@@ -12,6 +12,7 @@ import numpy.typing as npt
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.asked import Memory, over_placeholders
 from kernelseam.cli.attention_files import Inputs, check_output, read_inputs, save
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.progress import working
@@ -27,12 +28,9 @@ from kernelseam.planning import plan
 from kernelseam.plugins import plugins
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
-from kernelseam.samples.case import Case
 from kernelseam.samples.data import attention as attention_data
 from kernelseam.samples.data import attention_bwd as attention_bwd_data
-from kernelseam.samples.data.memory import Layout, repeated_copy, unrepeated_shape
-from kernelseam.samples.operations import operands
-from kernelseam.samples.operations.operands import describe
+from kernelseam.samples.data.memory import repeated_copy, unrepeated_shape
 from kernelseam.samples.operations.table import operation_of
 
 Array = npt.NDArray[Any]
@@ -85,7 +83,7 @@ def run(
         ]
     )
     problems = [
-        request.over(request.backward_case(c) if request.backward else c).problem()
+        over_placeholders(request.backward_case(c) if request.backward else c).problem()
         for c, _ in cases
     ]
     largest = max(problems, key=lambda p: p.bytes_moved)
@@ -208,39 +206,6 @@ def random_values(
     if inputs is not None:
         values.update({n: _logical(getattr(inputs, n), request) for n in "qkv"})
     return values
-
-
-class Memory:
-    """A case's operands on a device, each in its own allocation; outputs are filled with NaN."""
-
-    def __init__(self, case: Case, values: Mapping[str, Array], device: Device) -> None:
-        self.layout, self.device = operands.layout(case, separate=True), device
-        self.runtime = plugins().backend(device.backend).runtime
-        host = self.layout.buffers()
-        self.layout.write(host, values)
-        self.buffers = {
-            name: self.runtime.from_host(b.view(np.float32), device) for name, b in host.items()
-        }
-
-    def descriptor(self, case: Case) -> Any:
-        """The case's descriptor over these operands."""
-        placements = operands.layout(case).placements
-        addresses = {}
-        for name, p in placements.items():
-            info = self.runtime.describe(self.buffers[p.block])
-            assert info is not None
-            addresses[name] = info.pointer + p.offset * p.dtype.itemsize
-        return describe(case, Layout(placements), addresses, self.runtime, self.device)
-
-    def read(self, name: str) -> Array:
-        """An operand on the host, [batch, head, row, column]; 0 for elements without memory."""
-        block = self.layout.placements[name].block
-        bytes_ = (
-            np.ascontiguousarray(self.runtime.to_host(self.buffers[block]))
-            .view(np.uint8)
-            .reshape(-1)
-        )
-        return self.layout.read({block: bytes_}, name)
 
 
 def _verdicts(

@@ -9,20 +9,18 @@ import numpy as np
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.asked import over_placeholders
 from kernelseam.cli.with_options import WithOptions
-from kernelseam.descriptors import Attention, AttentionBwd
 from kernelseam.descriptors.attention.options import ScoreNumbers
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.options import options_of, scalars_of
+from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-from kernelseam.plugins import plugins
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.mods import in_files
 from kernelseam.samples.operand_layout import OperandLayout
-from kernelseam.samples.operations import operands
-from kernelseam.samples.operations.operands import describe
 
 EXTENTS = ("batch", "heads", "seq_len", "kv_seq_len", "head_dim", "kv_heads", "value_dim")
 PAGE_SIZE = 16
@@ -382,23 +380,10 @@ class AttentionOptions(ScoreNumbers):
             deterministic=not self.any_order,
         )
 
-    def descriptor(self) -> Attention | AttentionBwd:
+    def descriptor(self) -> Descriptor:
         """The descriptor, over placeholder addresses. Raises InvalidValue."""
         case = self.case()
-        return self.over(self.backward_case(case) if self.backward else case)
-
-    def over(self, case: AttentionCase | BackwardCase) -> Attention | AttentionBwd:
-        """The descriptor of a case, over placeholder addresses. Raises InvalidValue."""
-        host, layout = plugins().backend("numpy").runtime, operands.layout(case)
-        descriptor = describe(
-            case,
-            layout,
-            {n: (i + 1) << 48 for i, n in enumerate(layout.placements)},
-            host,
-            host.devices()[0],
-        )
-        assert isinstance(descriptor, Attention | AttentionBwd)
-        return descriptor
+        return over_placeholders(self.backward_case(case) if self.backward else case)
 
 
 def _shared(case: AttentionCase, pages: int) -> AttentionCase:

@@ -11,6 +11,7 @@ import typer
 
 from kernelseam.absent import arch_of, compiler_for
 from kernelseam.cli import bundle, shapes
+from kernelseam.cli.asked import Asked
 from kernelseam.cli.attention_options import AttentionOptions, with_attention_options
 from kernelseam.cli.output import described, emit_json, heading, table
 from kernelseam.cli.progress import working
@@ -18,9 +19,6 @@ from kernelseam.cli.with_options import WithOptions
 from kernelseam.compilation import compiled_together
 from kernelseam.containment import Contained
 from kernelseam.contract import Backend, Toolchain
-from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
-from kernelseam.descriptors.attention.problem import AttentionProblem
-from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import CompileError, InvalidValue
 from kernelseam.kernels import KERNELS, build_binary, launches_by_implementation
 from kernelseam.kernels.kernel import bundle as source_bundle
@@ -58,22 +56,14 @@ def attention(request: AttentionOptions, arch: Archs, json: shapes.Json = False)
 
 
 @app.command("gemm")
-@WithOptions(shapes.GemmShape.of, without=("spacing",))
-def gemm(
-    shape: shapes.GemmShape,
-    arch: Archs,
-    json: shapes.Json = False,
-) -> None:
+@WithOptions(shapes.product, without=("spacing",))
+def gemm(asked: Asked, arch: Archs, json: shapes.Json = False) -> None:
     """Compile a batched GEMM; binaries depend on extents only through the alignment of rows to 16
     bytes."""
-    problem = shape.descriptor().problem()
-    assert isinstance(problem, GemmProblem)
-    _compile(problem, arch, json)
+    _compile(asked.descriptor().problem(), arch, json)
 
 
-def _compile(
-    problem: GemmProblem | AttentionProblem | AttentionBwdProblem, archs: list[str], as_json: bool
-) -> None:
+def _compile(problem: Any, archs: list[str], as_json: bool) -> None:
     """Compile for each arch and show binaries and failures; exit status 1 if there is a failure."""
     rows: list[dict[str, Any]] = []
     failures: dict[str, CompileError | InvalidValue] = {}
@@ -106,12 +96,7 @@ def _compile(
         raise typer.Exit(1)
 
 
-def _built(
-    problem: GemmProblem | AttentionProblem | AttentionBwdProblem,
-    arch: str,
-    backend: Backend,
-    toolchain: Toolchain,
-) -> list[dict[str, Any]]:
+def _built(problem: Any, arch: str, backend: Backend, toolchain: Toolchain) -> list[dict[str, Any]]:
     """Facts of each kernel compiled for one arch. Raises CompileError."""
     with Contained(f"the toolchain of backend {toolchain.backend}"):
         launches = [

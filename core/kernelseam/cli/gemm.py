@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from kernelseam.cli import shapes
+from kernelseam.cli.asked import Asked
 from kernelseam.cli.problems import with_product_options
 from kernelseam.cli.progress import working
 from kernelseam.cli.running import Run, device_for, execute, measure, report, verdict_of
@@ -15,7 +16,7 @@ from kernelseam.planning import plan
 
 @with_product_options
 def run(
-    asked: Any,
+    asked: Asked,
     backend: shapes.Backend = None,
     implementation: shapes.Implementation = None,
     verify: Annotated[
@@ -28,18 +29,19 @@ def run(
     """C = op(A)·op(B) + bias + residual, and its epilogue, for a batch of matrices, or groups."""
     device = device_for(asked.descriptor().problem(), backend)
     with working("making random inputs"):
-        arrays = asked.operands(device, seed)
+        memory = asked.memory(device, seed)
     with working(f"computing the products on {device}"):
-        planned = plan(asked.descriptor(**arrays), device=device, implementation=implementation)
+        descriptor = memory.descriptor(asked.case)
+        planned = plan(descriptor, device=device, implementation=implementation)
         call = planned.bind()
         launches = execute(call)
     verdicts = {}
     if verify:
         with working("comparing with the float64 oracle"):
-            verdicts["oracle"] = verdict_of(planned, asked.function())
+            verdicts["oracle"] = verdict_of(planned, asked.epilogue)
     timing = measure(call) if time else None
     report(
-        asked.operation,
+        asked.case.operation,
         device,
         [Run("", planned, launches, asked.elements, verdicts, timing)],
         verify=verify,

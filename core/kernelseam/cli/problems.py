@@ -7,19 +7,19 @@ from collections.abc import Mapping
 
 from kernelseam.cli.attention_options import with_attention_options
 from kernelseam.cli.grouped import GroupOptions
-from kernelseam.cli.projection import ProjectionShape
-from kernelseam.cli.shapes import GemmShape
+from kernelseam.cli.projection import projection
+from kernelseam.cli.shapes import product
 from kernelseam.cli.with_options import WithOptions
 
 with_product_options = WithOptions(
-    GemmShape.of, GroupOptions.of, joined=lambda shape, groups: groups.over(shape)
+    product, GroupOptions.of, joined=lambda asked, groups: groups.over(asked)
 )
-"""A decorator of a command whose first parameter is a GemmShape, or what groups make of it."""
+"""A decorator of a command whose first parameter is a product, or what groups make of it."""
 PROBLEMS: Mapping[str, tuple[WithOptions, str]] = {
     "attention": (with_attention_options, "an attention, or its gradients"),
     "gemm": (with_product_options, "a batched GEMM, or a grouped one"),
     "projection": (
-        WithOptions(ProjectionShape.of),
+        WithOptions(projection),
         "the projection before an attention, or that after it",
     ),
 }

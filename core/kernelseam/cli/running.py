@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import typer
 
 from kernelseam.cli.output import duration, emit_json, facts, heading, scaled
 from kernelseam.cli.progress import working
 from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.dispatch import find_device
-from kernelseam.dtypes import DType
-from kernelseam.epilogues import Gated
 from kernelseam.errors import InvalidValue
-from kernelseam.expressions.epilogues import EpilogueExpression, traced_epilogue
 from kernelseam.launch_trace import trace
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.epilogues import Epilogue
@@ -51,30 +46,14 @@ def device_for(problem: Problem, backend: str | None) -> Device:
     return device
 
 
-def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> npt.NDArray[Any]:
-    """Standard normal values of a dtype."""
-    if dtype is DType.float64:
-        return rng.standard_normal(tuple(shape))
-    return rng.standard_normal(tuple(shape), dtype=np.float32).astype(dtype.numpy)
-
-
-def epilogue_on(device: Device, function: Gated) -> EpilogueExpression:
-    """An epilogue, with what it captured copied to a device."""
-    runtime = plugins().backend(device.backend).runtime
-    traced = traced_epilogue(function.function, function.pairs)
-    captured = [runtime.from_host(np.asarray(x), device) for x in traced.arrays]
-    return replace(traced, arrays=tuple(captured))
-
-
-def verdict_of(planned: Plan, function: Gated | None) -> Verdict:
-    """The results of products over standard normal values compared with the oracle; ``function``:
-    their epilogue."""
+def verdict_of(planned: Plan, epilogue: Epilogue | None) -> Verdict:
+    """The results of products over standard normal values compared with the oracle."""
     device, known = planned.device, plugins().backend(planned.device.backend)
     descriptor, problem = planned.descriptor, planned.problem
     resolved = descriptor.resolve(descriptor.operands(), known.runtime, device)
     given: dict[str, Any] = {"zero_mean": True}
-    if function is not None:
-        given["epilogue"] = Epilogue(function.function, function.pairs)
+    if epilogue is not None:
+        given["epilogue"] = epilogue
     read = Operands(resolved.pointers, known.runtime, device)
     verifier: Any = VERIFIERS[type(problem)]
     kept = verifier.kept(problem, read)

@@ -1,26 +1,21 @@
-"""The options that describe a problem, and descriptors over placeholder addresses."""
+"""The options that describe a problem, and the batched GEMM of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
-import numpy as np
 import typer
 
+from kernelseam.cli.asked import Asked
 from kernelseam.cli.output import json_alone
-from kernelseam.cli.running import epilogue_on, normal
-from kernelseam.contract import Device
-from kernelseam.descriptors import BatchedGemmPointers, BatchedGemmStrided
-from kernelseam.descriptors.common.operands import describe
 from kernelseam.dtypes import E4M3, FLOATING, DType
-from kernelseam.epilogues import NAMED, Gated, as_one
+from kernelseam.epilogues import NAMED
 from kernelseam.errors import InvalidValue, UnknownName
-from kernelseam.expressions.epilogues import traced_epilogue
 from kernelseam.plugins import plugins
-from kernelseam.samples.epilogues import PAIRS, Extents, epilogue_named
+from kernelseam.samples.gemm_case import GemmCase
+from kernelseam.samples.operand_layout import OperandLayout
 
 SHORT_DTYPES = {
     f"{prefix}{bits}": name
@@ -181,15 +176,6 @@ Json = Annotated[
     ),
 ]
 
-PLACEHOLDER_ADDRESSES = {
-    "A": 1 << 40,
-    "B": 1 << 50,
-    "C": 1 << 60,
-    "bias": 1 << 45,
-    "residual": 1 << 55,
-}
-"""Addresses of matrices of plans that never run: far apart, multiples of every alignment."""
-
 
 def one_of(option: str, value: str, *names: str) -> str:
     """The value, if it is one of the names. Raises InvalidValue."""
@@ -203,183 +189,69 @@ def default(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
 
 
-@dataclass(frozen=True)
-class GemmShape:
-    """Extents and options of a batched GEMM, and the layout of its matrices."""
+def _dense(columns: int, dtype: DType) -> OperandLayout:
+    """Rows without gaps; where they fill 16 bytes, matrices of lists begin at multiples of it."""
+    return OperandLayout(aligned=columns * dtype.itemsize % 16 == 0)
 
-    batch: int
-    heads: int
-    M: int
-    N: int
-    K: int
-    a_transposed: bool
-    b_transposed: bool
-    dtype: DType
-    layout: str
-    spacing: str
-    out: DType | None = None
-    bias: DType | None = None
-    residual: DType | None = None
-    precision: str | None = None
-    epilogue: str | None = None
-    named: tuple[str, ...] = ()
-    """Options of extents that were given."""
 
-    operation = "gemm"
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        batch: Batch = None,
-        heads: Heads = None,
-        m: Rows = None,
-        n: Columns = None,
-        k: Inner = None,
-        a_transposed: ATransposed = False,
-        b_transposed: BTransposed = False,
-        dtype: Dtype = None,
-        out_dtype: OutDtype = None,
-        bias: Bias = None,
-        residual: Residual = None,
-        precision: Precision = None,
-        epilogue: EpilogueOption = None,
-        layout: GemmLayout = "strided",
-        spacing: Spacing = "scattered",
-    ) -> GemmShape:
-        """From options of a command (``WithOptions``); those left out take their defaults. Raises
-        InvalidValue."""
-        if epilogue is not None and layout != "strided":
-            raise InvalidValue("--epilogue", epilogue, "is of strided memory", "Leave --layout out")
-        out, by_column, added = (
-            None if kind is None else dtype_of(kind, option, fp8=option == "--out-dtype")
-            for option, kind in (
-                ("--out-dtype", out_dtype),
-                ("--bias", bias),
-                ("--residual", residual),
-            )
+def product(
+    *,
+    batch: Batch = None,
+    heads: Heads = None,
+    m: Rows = None,
+    n: Columns = None,
+    k: Inner = None,
+    a_transposed: ATransposed = False,
+    b_transposed: BTransposed = False,
+    dtype: Dtype = None,
+    out_dtype: OutDtype = None,
+    bias: Bias = None,
+    residual: Residual = None,
+    precision: Precision = None,
+    epilogue: EpilogueOption = None,
+    layout: GemmLayout = "strided",
+    spacing: Spacing = "scattered",
+) -> Asked:
+    """A batched GEMM from options of a command (``WithOptions``); those left out take their
+    defaults. Raises InvalidValue."""
+    if epilogue is not None and layout != "strided":
+        raise InvalidValue("--epilogue", epilogue, "is of strided memory", "Leave --layout out")
+    out, by_column, added = (
+        None if kind is None else dtype_of(kind, option, fp8=option == "--out-dtype")
+        for option, kind in (
+            ("--out-dtype", out_dtype),
+            ("--bias", bias),
+            ("--residual", residual),
         )
-        return cls(
-            default(batch, 1),
-            default(heads, 1),
-            default(m, 512),
-            default(n, 512),
-            default(k, 512),
-            a_transposed,
-            b_transposed,
-            dtype_of("float16" if dtype is None else dtype, "dtype", fp8=True),
-            one_of("layout", layout, "strided", "pointers"),
-            one_of("spacing", spacing, "scattered", "even"),
-            out,
-            by_column,
-            added,
-            precision,
-            epilogue,
-            tuple(f"--{n}" for n, x in (("m", m), ("n", n), ("k", k)) if x is not None),
-        )
-
-    @property
-    def matrices(self) -> int:
-        """batch·heads."""
-        return self.batch * self.heads
-
-    @property
-    def elements(self) -> int:
-        """Of the results."""
-        return math.prod(self.shapes()["C"])
-
-    @property
-    def product(self) -> dict[str, Any]:
-        """The descriptors' fields that are those of every product."""
-        return {
-            "a_transposed": self.a_transposed,
-            "b_transposed": self.b_transposed,
-            "dtype": self.dtype,
-            "dtype_c": self.dtypes()["C"],
-            "precision": self.precision,
-        }
-
-    def function(self, results: int | None = None) -> Gated | None:
-        """The epilogue of so many results, over arrays on the host. Raises InvalidValue."""
-        if self.epilogue is None:
-            return None
-        count = self.matrices if results is None else results
-        columns = self.N // 2 if self.epilogue in PAIRS else self.N
-        return as_one(epilogue_named(self.epilogue, Extents(count, self.M, columns)))
-
-    def dtypes(self) -> dict[str, DType]:
-        """Dtypes of the given operands."""
-        added = (("bias", self.bias), ("residual", self.residual))
-        return {
-            "A": self.dtype,
-            "B": self.dtype,
-            "C": self.out or (self.dtype.accumulator if self.dtype.is_fp8 else self.dtype),
-            **{n: d for n, d in added if d},
-        }
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the given operands in memory."""
-        function = self.function()
-        pairs = function is not None and bool(function.pairs)
-        c = (self.M, self.N // 2 if pairs else self.N)
-        matrices = {
-            "A": (self.K, self.M) if self.a_transposed else (self.M, self.K),
-            "B": (self.N, self.K) if self.b_transposed else (self.K, self.N),
-            "C": c,
-            "bias": (self.N,),
-            "residual": (self.M, self.N),
-        }
-        return {n: (self.batch, self.heads, *matrices[n]) for n in self.dtypes()}
-
-    def orders(self) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
-        """With pointers: by operand, the matrix of its allocation that each entry points to."""
-        count, names = self.matrices, self.dtypes()
-        if self.spacing == "even":
-            return dict.fromkeys(names, np.arange(count))
-        rng = np.random.default_rng(0)
-        return {name: rng.permutation(count) for name in names}
-
-    def descriptor(self, **operands: Any) -> BatchedGemmStrided | BatchedGemmPointers:
-        """The descriptor over operands by name, which lists of addresses point into; those left out
-        have no memory, or placeholder addresses. Raises InvalidValue."""
-        dtypes = self.dtypes()
-        extents: dict[str, Any] = {
-            "M": self.M,
-            "N": self.N,
-            "K": self.K,
-            "batch": self.batch,
-            "num_heads": self.heads,
-            "dtype_bias": self.bias,
-            "dtype_residual": self.residual,
-            **self.product,
-        }
-        if (function := self.function()) is not None:
-            extents["epilogue"] = traced_epilogue(function.function, function.pairs)
-        bound: dict[str, Any] = {n: 0 for n in ("bias", "residual") if n in dtypes}
-        if self.layout == "strided":
-            return BatchedGemmStrided(**{**extents, **bound, **operands})
-        # checks extents before pointer arrays of that length are built
-        BatchedGemmStrided(**extents, **bound)
-        lists: dict[str, Any] = {}
-        for name, order in self.orders().items():
-            first = PLACEHOLDER_ADDRESSES[name]
-            if name in operands:
-                first = describe(name, operands[name]).pointer
-            lists[f"{name}_ptrs"] = first + order * (
-                math.prod(self.shapes()[name][2:]) * dtypes[name].itemsize
-            )
-        return BatchedGemmPointers(**extents, **lists)
-
-    def operands(self, device: Device, seed: int) -> dict[str, Any]:
-        """Random arrays on a device, and the epilogue over what it captured there."""
-        runtime = plugins().backend(device.backend).runtime
-        rng, dtypes = np.random.default_rng(seed), self.dtypes()
-        arrays: dict[str, Any] = {}
-        for name, shape in self.shapes().items():
-            if name == "C":
-                arrays[name] = runtime.empty(shape, dtypes[name], device)
-            else:
-                arrays[name] = runtime.from_host(normal(rng, shape, dtypes[name]), device)
-        if (function := self.function()) is not None:
-            arrays["epilogue"] = epilogue_on(device, function)
-        return arrays
+    )
+    of_operands = dtype_of("float16" if dtype is None else dtype, "dtype", fp8=True)
+    lists = one_of("layout", layout, "strided", "pointers") == "pointers"
+    scattered = one_of("spacing", spacing, "scattered", "even") == "scattered"
+    M, N, K = (default(x, 512) for x in (m, n, k))
+    plain = GemmCase(
+        "",
+        of_operands,
+        M=M,
+        N=N,
+        K=K,
+        batch=default(batch, 1),
+        num_heads=default(heads, 1),
+        a_transposed=a_transposed,
+        b_transposed=b_transposed,
+        dtype_c=out,
+        bias=by_column,
+        residual=added,
+        precision=precision,
+        epilogue=epilogue or "",
+        view="host" if lists else "strided",
+        scattered=lists and scattered,
+    )
+    case = replace(
+        plain,
+        a=_dense(M if a_transposed else K, of_operands),
+        b=_dense(K if b_transposed else N, of_operands),
+        c=_dense(plain.columns, plain.out_dtype),
+        bias_layout=_dense(N, by_column or of_operands),
+        residual_layout=_dense(N, added or of_operands),
+    )
+    return Asked(case, tuple(f"--{n}" for n, x in (("m", m), ("n", n), ("k", k)) if x is not None))

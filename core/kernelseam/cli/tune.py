@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from kernelseam.cli import shapes
-from kernelseam.cli.attention import Memory, random_values
+from kernelseam.cli.asked import Memory
+from kernelseam.cli.attention import random_values
 from kernelseam.cli.attention_options import AttentionOptions
 from kernelseam.cli.output import duration, emit_json, facts, heading, table
 from kernelseam.cli.problems import PROBLEMS
 from kernelseam.cli.progress import working
-from kernelseam.cli.projection import ProjectionShape
 from kernelseam.cli.running import device_for, execute
 from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
@@ -26,7 +26,6 @@ from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.errors import InvalidValue
 from kernelseam.json_schema import parsed
 from kernelseam.planning import plan
-from kernelseam.samples.operations import operands
 from kernelseam.tuned import store
 from kernelseam.tuned.classes import problem_class
 from kernelseam.tuning import Configuration, Tuning, tune
@@ -44,8 +43,8 @@ class Target:
     random inputs on a device."""
 
     descriptor: Descriptor
-    prepare: Callable[[Device], tuple[Descriptor, Mapping[str, object], object]]
-    """Returns a descriptor, operands that it lacks, and the arrays to keep alive."""
+    prepare: Callable[[Device], tuple[Descriptor, object]]
+    """Returns a descriptor, and the arrays to keep alive."""
 
 
 @app.callback()
@@ -92,39 +91,26 @@ def every(
 
 
 def _attention(request: AttentionOptions) -> Target:
-    def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
+    def prepare(device: Device) -> tuple[Descriptor, object]:
         case = request.case()
         full_case = request.backward_case(case) if request.backward else case
         memory = Memory(full_case, random_values(request, full_case, None, 0), device)
         if request.backward:  # gradients read its results
             execute(plan(memory.descriptor(case), device=device).bind())
-        return memory.descriptor(full_case), {}, memory
+        return memory.descriptor(full_case), memory
 
     return Target(request.descriptor(), prepare)
 
 
-def _gemm(asked: Any) -> Target:
-    def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
-        arrays = asked.operands(device, 0)
-        return asked.descriptor(**arrays), {}, arrays
+def _target(asked: Any) -> Target:
+    if isinstance(asked, AttentionOptions):
+        return _attention(asked)
+
+    def prepare(device: Device) -> tuple[Descriptor, object]:
+        memory = asked.memory(device)
+        return memory.descriptor(asked.case), memory
 
     return Target(asked.descriptor(), prepare)
-
-
-def _projection(shape: ProjectionShape) -> Target:
-    def prepare(device: Device) -> tuple[Descriptor, Mapping[str, object], object]:
-        case = shape.case()
-        memory = Memory(case, operands.values(case), device)
-        return memory.descriptor(case), {}, memory
-
-    return Target(shape.descriptor(), prepare)
-
-
-_TARGETS: Mapping[str, Callable[[Any], Target]] = {
-    "attention": _attention,
-    "gemm": _gemm,
-    "projection": _projection,
-}
 
 
 def _command(name: str) -> None:
@@ -133,7 +119,7 @@ def _command(name: str) -> None:
     @app.command(name, help=f"Tune {words}.")
     @options
     def tune_one(request: Any, backend: shapes.Backend = None, json: shapes.Json = False) -> None:
-        _run([_TARGETS[name](request)], backend, json)
+        _run([_target(request)], backend, json)
 
 
 for _name in PROBLEMS:
@@ -177,7 +163,7 @@ def _read(path: Path) -> list[Target]:
             raise InvalidValue(
                 where, " ".join(arguments), e.format_message(), "See `kernelseam tune --help`"
             ) from e
-        targets.append(_TARGETS[operation](PROBLEMS[operation][0].made(options)))
+        targets.append(_target(PROBLEMS[operation][0].made(options)))
     return targets
 
 
@@ -212,8 +198,8 @@ def _run(targets: list[Target], backend: str | None, as_json: bool) -> None:
         device = device_for(target.descriptor.problem(), backend)
         with _progress() as show:
             show("random inputs", 0, 1)
-            descriptor, operands, owners = target.prepare(device)
-            tunings.append(tune(descriptor, device, operands, show))
+            descriptor, owners = target.prepare(device)
+            tunings.append(tune(descriptor, device, progress=show))
             del owners
         if not as_json:
             _show(tunings[-1])

@@ -219,3 +219,11 @@ PAIRS = frozenset(n for n, x in NAMED.items() if isinstance(x, e.Gated)) | {
     *("gated_options", "swiglu_interleaved", "interleaved_options", "quantized_gate")
 }
 """Those of pairs of columns."""
+
+
+def is_of_pairs(name: str) -> bool:
+    """Whether an epilogue is, of a name or of a file."""
+    return name in PAIRS or (":" in name and bool(as_one(epilogue_named(name, _ONE)).pairs))
+
+
+_ONE = Extents(1, 1, 1)

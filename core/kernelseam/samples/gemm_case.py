@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kernelseam.dtypes import DType
 from kernelseam.samples.common import SHORT
-from kernelseam.samples.epilogues import PAIRS
+from kernelseam.samples.epilogues import is_of_pairs
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.product_case import ProductCase
 
@@ -54,7 +54,7 @@ class GemmCase(ProductCase):
     @property
     def columns(self) -> int:
         """Of C."""
-        return self.N // 2 if self.epilogue in PAIRS else self.N
+        return self.N // 2 if is_of_pairs(self.epilogue) else self.N
 
     @property
     def lead(self) -> tuple[int, int]:

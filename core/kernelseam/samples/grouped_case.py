@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from kernelseam.samples.common import SHORT
-from kernelseam.samples.epilogues import PAIRS
+from kernelseam.samples.epilogues import is_of_pairs
 from kernelseam.samples.product_case import ProductCase
 
 SKEWED = (5, 0, 70, 1, 130, 0, 17)
@@ -35,6 +35,8 @@ class GroupedCase(ProductCase):
     """Of A, where a_indices say which are multiplied."""
     gap: int = 0
     """Elements left free after every row."""
+    tight: bool = False
+    """Rows lie next to each other; else each begins at a multiple of 16 bytes."""
     epilogue: str = ""
     """One by its name in ``samples.epilogues``, or of ``kernelseam.epilogues``."""
     preactivation: bool = False
@@ -60,7 +62,7 @@ class GroupedCase(ProductCase):
 
     def columns(self, n: int) -> int:
         """Of C, where the product has n: half as many where the epilogue is of pairs."""
-        return n // 2 if self.epilogue in PAIRS else n
+        return n // 2 if is_of_pairs(self.epilogue) else n
 
     @property
     def terms(self) -> int:

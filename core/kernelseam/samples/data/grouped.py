@@ -100,7 +100,7 @@ def placements(case: GroupedCase) -> dict[str, Placement]:
     parts = shapes(case, capacity=False)
     for name, (_, rows, columns) in shapes(case).items():
         dtype = case.dtype if name in ("A", "B") else case.out_dtype
-        unit = max(16 // dtype.itemsize, 1)
+        unit = 1 if case.tight else max(16 // dtype.itemsize, 1)
         row = -(-(columns + case.gap) // unit) * unit
         group = max(rows, 1) * row + case.gap
         result[name] = Placement(
