@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from kernelseam.descriptors.common.precision import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.kernels import AttentionTile, BackwardTile, GemmTile
 
 _SINGLE = frozenset({DType.float32})
-
-
-def _gemm(
-    precision: str,
-    bm: int,
-    bn: int,
-    warps_m: int,
-    warps_n: int,
-    stages: int,
-    min_blocks: int,
-    plain: bool,
-    rate: float,
-) -> GemmTile:
-    """A tile of float32 multiplied in TF32. A slice's rows fill all banks, as the matrix engine
-    wants it."""
-    return GemmTile(
-        _SINGLE,
-        bm,
-        bn,
-        32,
-        warps_m,
-        warps_n,
-        stages,
-        min_blocks,
-        persistent=False,
-        plain=plain,
-        precision=precision,
-        rate=rate,
-    )
 
 
 _GEMM = {
@@ -51,8 +25,9 @@ _GEMM = {
         (32, 32, 1, 2, 2, 6, False, 0.48),
     ),
 }
-"""Rows, columns, warps, stages, blocks, plain, rate: of float32's plain units; the split's are an
-H200's, where TF32's are less than half of these, as mma.sync's are beside wgmma's."""
+_OF_GEMM = ("bm", "bn", "warps_m", "warps_n", "stages", "min_blocks", "plain", "rate")
+"""Rates of float32's plain units; the split's are an H200's, where TF32's are less than half of
+these, as mma.sync's are beside wgmma's."""
 
 _ATTENTION = (
     (32, 4, 16, 64, 1, 3, 1, True, 0.68),
@@ -64,41 +39,11 @@ _ATTENTION = (
     (256, 8, 16, 16, 1, 1, 2, False, 0.45),
     (256, 4, 16, 16, 1, 1, 2, False, 0.40),
 )
-"""Head dim, warps, rows, keys, stages, blocks, warps that share rows, plain, rate of the split
-products. Of one stage keys and values come in turns."""
-
-
-def _attention(
-    precision: str,
-    max_dim: int,
-    warps: int,
-    rows: int,
-    bn: int,
-    stages: int,
-    min_blocks: int,
-    column_warps: int,
-    plain: bool,
-    rate: float,
-) -> AttentionTile:
-    """A tile of float32 multiplied in TF32; an H200's rounded products take two fifths of the time
-    of the split ones."""
-    return AttentionTile(
-        _SINGLE,
-        max_dim,
-        warps,
-        rows,
-        bn,
-        stages,
-        min_blocks=min_blocks,
-        column_warps=column_warps,
-        plain=plain,
-        in_turns=stages == 1,
-        score_unroll=1,
-        precision=precision,
-        rate=rate if precision == "tf32x3" else 2.5 * rate,
-        block_seconds=1e-6,
-    )
-
+_OF_ATTENTION = (
+    *("max_dim", "warps", "rows", "bn", "stages", "min_blocks", "column_warps", "plain", "rate"),
+)
+"""Rates of the split products: an H200's rounded products take two fifths of their time. Of one
+stage keys and values come in turns."""
 
 _ATTENTION_BWD = (
     (64, 8, 32, 64, 2, 32, 0, True),
@@ -114,42 +59,43 @@ _ATTENTION_BWD = (
     (128, 8, 32, 64, 4, 16, 32, True),
     (128, 8, 32, 32, 4, 16, 16, False),
 )
-"""Head dim, warps, rows, rows a step, warps that share rows, rows of scores, of dq with atomics,
-plain."""
+_OF_GRADIENTS = (
+    *("max_dim", "warps", "rows", "step", "column_warps", "score_rows", "query_rows", "plain"),
+)
+"""Those in order have a kernel for keys and one for queries."""
 
 
-def _backward(
-    precision: str,
-    max_dim: int,
-    warps: int,
-    rows: int,
-    step: int,
-    column_warps: int,
-    score_rows: int,
-    query_rows: int,
-    plain: bool,
-) -> BackwardTile:
-    """A tile of gradients: those in order with a kernel for keys and one for queries."""
-    return BackwardTile(
-        _SINGLE,
-        max_dim,
-        warps,
-        rows,
-        step,
-        2,
-        column_warps,
-        plain=plain,
-        apart=not query_rows,
-        score_rows=score_rows,
-        query_rows=query_rows,
-        unroll=2,
+def _named(columns: tuple[str, ...], row: tuple[Any, ...], **more: Any) -> dict[str, Any]:
+    return {"dtypes": _SINGLE, **dict(zip(columns, row, strict=True)), **more}
+
+
+# a slice's rows fill all banks, as the matrix engine wants it
+GEMM = tuple(
+    GemmTile(**_named(_OF_GEMM, row, precision=precision, bk=32, persistent=False))
+    for precision, rows in _GEMM.items()
+    for row in rows
+)
+_ATTENTION_TILES = tuple(
+    AttentionTile(**_named(_OF_ATTENTION, row, score_unroll=1, block_seconds=1e-6))
+    for row in _ATTENTION
+)
+ATTENTION = tuple(
+    replace(
+        t,
         precision=precision,
+        in_turns=t.stages == 1,
+        rate=t.rate if precision == "tf32x3" else 2.5 * t.rate,
     )
-
-
-GEMM = tuple(_gemm(precision, *row) for precision, rows in _GEMM.items() for row in rows)
-ATTENTION = tuple(_attention(p, *row) for p in PRECISIONS for row in _ATTENTION)
-ATTENTION_BWD = tuple(_backward(p, *row) for p in PRECISIONS for row in _ATTENTION_BWD)
+    for precision in PRECISIONS
+    for t in _ATTENTION_TILES
+)
+ATTENTION_BWD = tuple(
+    BackwardTile(
+        **_named(_OF_GRADIENTS, row, precision=precision, stages=2, unroll=2, apart=not row[6])
+    )
+    for precision in PRECISIONS
+    for row in _ATTENTION_BWD
+)
 
 
 def gradients(blackwell: bool) -> tuple[BackwardTile, ...]:

@@ -297,44 +297,26 @@ _BACKWARD_RATES = {
 """Of the first tile of a head dim in 16 bits, in order and with atomics."""
 
 
-def _backward(
-    *rows: tuple[frozenset[DType], int, int, int, int, int, int, int, int, int, bool],
-) -> tuple[Any, ...]:
+_OF_GRADIENTS = (
+    *("dtypes", "max_dim", "warps", "rows", "step", "column_warps", "score_rows", "query_rows"),
+    *("unroll", "min_blocks", "plain"),
+)
+
+
+def _backward(*rows: tuple[Any, ...]) -> tuple[BackwardTile, ...]:
     """Tiles of gradients, those in order with a kernel for keys and one for queries: they keep 64
-    rows a step in registers where one for both does not. Where the seventh column, ``score_rows``,
-    is not 0, scores are handed on, so that no two warps of a block make the same."""
+    rows a step in registers where one for both does not. Where ``score_rows`` is not 0, scores are
+    handed on, so that no two warps of a block make the same."""
+    plain = (BackwardTile(stages=2, **dict(zip(_OF_GRADIENTS, row, strict=True))) for row in rows)
     return tuple(
-        BackwardTile(
-            dtypes,
-            max_dim,
-            warps,
-            own,
-            step,
-            2,
-            column_warps,
-            plain=plain,
-            apart=not query_rows,
-            score_rows=score_rows,
-            query_rows=query_rows,
-            unroll=unroll,
-            min_blocks=min_blocks,
-            rate=_BACKWARD_RATES[max_dim, query_rows > 0]
-            if dtypes is _HALF_PRECISION and step == 64
+        replace(
+            t,
+            apart=not t.query_rows,
+            rate=_BACKWARD_RATES[t.max_dim, t.query_rows > 0]
+            if t.dtypes is _HALF_PRECISION and t.step == 64
             else 0.0,
         )
-        for (
-            dtypes,
-            max_dim,
-            warps,
-            own,
-            step,
-            column_warps,
-            score_rows,
-            query_rows,
-            unroll,
-            min_blocks,
-            plain,
-        ) in rows
+        for t in plain
     )
 
 

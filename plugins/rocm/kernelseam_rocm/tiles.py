@@ -210,31 +210,27 @@ def with_stored_gemm(rows: tuple[GemmTile, ...], stored: DType) -> tuple[GemmTil
     )
 
 
-def _atomic(
-    *rows: tuple[frozenset[DType], int, int, int, int, int, int, int, str],
-) -> tuple[BackwardTile, ...]:
+_OF_GRADIENTS = (
+    *("dtypes", "max_dim", "warps", "rows", "step", "column_warps", "score_rows", "query_rows"),
+)
+
+
+def _atomic(*rows: tuple[Any, ...]) -> tuple[BackwardTile, ...]:
     """With atomics: scores are computed once. What is owned is "resident" in registers where those
     suffice, so that LDS holds more of it; "plain" rows would have too few scalar registers for
     scores with options; "two" blocks' registers: of more the compiler makes AGPRs, and moves;
     "rolled" loops over K: on gfx11, where fragments take twice the registers, two steps spill."""
     return tuple(
         BackwardTile(
-            dtypes,
-            max_dim,
-            warps,
-            own,
-            step,
-            1,
-            column_warps,
+            stages=1,
+            **dict(zip(_OF_GRADIENTS, row, strict=True)),
             min_blocks=2 if "two" in words else 1,
             plain="plain" in words,
-            one_layout=dtypes is SINGLE,
-            score_rows=score_rows,
-            query_rows=query_rows,
+            one_layout=row[0] is SINGLE,
             resident="resident" in words,
             unroll=1 if "rolled" in words else 2,
         )
-        for dtypes, max_dim, warps, own, step, column_warps, score_rows, query_rows, words in rows
+        for *row, words in rows
     )
 
 
