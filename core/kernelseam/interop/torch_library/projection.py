@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -114,24 +115,9 @@ def _qkv_backward(operator: Any) -> Any:
         if cos is not None:
             dq, dk = inverse_rotations(dq, dk, cos, sin, positions, options)
         of_input, of_weight, of_bias, *_ = ctx.wanted
-        heads, kv_heads, dim = ctx.heads
-        result = operator(
-            dq,
-            dk,
-            dv,
-            input,
-            weight,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            layout=options["layout"],
-            has_bias=of_bias,
-            input_gradient=of_input,
-            weight_gradient=of_weight,
-            bias_dtype=ctx.bias_dtype if of_bias else None,
-            backend=options["backend"],
-            implementation=options["bwd_implementation"],
-        )
+        sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim"), ctx.heads, strict=True))
+        asked = _asked((of_input, of_weight, of_bias), ctx.bias_dtype, options)
+        result = operator(dq, dk, dv, input, weight, **sizes, **asked)
         wanted = of_input, of_weight, of_bias
         own = [x if w else None for x, w in zip(result, wanted, strict=True)]
         return *own, *[None] * (len(QKV) - len(own))
@@ -139,22 +125,42 @@ def _qkv_backward(operator: Any) -> Any:
     return backward
 
 
-def _qkv_bwd_compute(
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    input: Tensor | None = None,
-    weight: Tensor | None = None,
-    *,
-    bias_dtype: Any = None,
-    **options: Any,
-) -> Any:
-    dq, dk, dv = (with_rows(x) for x in (dq, dk, dv))
-    with torch.no_grad():
-        result = projection_bwd.fused_qkv_projection_bwd(
-            dq, dk, dv, input, weight, bias_dtype=dtype_name(bias_dtype), **options
-        )
-    return tuple(none(dq) if x is None else x for x in result)
+def _asked(wanted: tuple[Any, ...], bias_dtype: Any, options: Any) -> dict[str, Any]:
+    """Options of an operator of gradients: which of the input's, the weight's and the bias's are
+    wanted, and what the projection's own say."""
+    of_input, of_weight, of_bias = wanted
+    return {
+        "has_bias": of_bias,
+        "input_gradient": of_input,
+        "weight_gradient": of_weight,
+        "layout": options["layout"],
+        "bias_dtype": bias_dtype if of_bias else None,
+        "backend": options["backend"],
+        "implementation": options["bwd_implementation"],
+    }
+
+
+def _bwd_compute(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """What computes gradients by a function on arrays, where those of results are the first
+    ``count`` tensors."""
+
+    def compute(*tensors: Tensor, bias_dtype: Any = None, **options: Any) -> Any:
+        given = (*map(with_rows, tensors[:count]), *tensors[count:])
+        with torch.no_grad():
+            result = function(*given, bias_dtype=dtype_name(bias_dtype), **options)
+        return tuple(none(given[0]) if x is None else x for x in result[:3])
+
+    return compute
+
+
+def _bwd_faked(like: Tensor, shapes: tuple[Any, ...], options: Any) -> Any:
+    """Gradients of the input, the weight and the bias, None for a shape that is not known."""
+    wanted = (options[n] for n in ("input_gradient", "weight_gradient", "has_bias"))
+    dtypes = None, None, options.get("bias_dtype")
+    return tuple(
+        none(like) if shape is None or not w else like.new_empty(shape, dtype=dtype or like.dtype)
+        for shape, w, dtype in zip(shapes, wanted, dtypes, strict=True)
+    )
 
 
 def _qkv_bwd_fake(
@@ -163,40 +169,31 @@ def _qkv_bwd_fake(
     dv: Tensor,
     input: Tensor | None = None,
     weight: Tensor | None = None,
-    *,
-    has_bias: bool,
-    input_gradient: bool,
-    weight_gradient: bool,
-    bias_dtype: Any = None,
     **options: Any,
 ) -> Any:
-    heads, kv_heads, dim = options["num_heads"], options["num_kv_heads"], options["head_dim"]
-    width = (heads + 2 * kv_heads) * dim
+    width = (options["num_heads"] + 2 * options["num_kv_heads"]) * options["head_dim"]
     tokens = dq.shape[-2 if options.get("layout", "bhsd") == "bhsd" else -3]
-    d_input = d_weight = d_bias = none(dq)
-    if input_gradient and weight is not None:
-        d_input = dq.new_empty((*dq.shape[:-3], tokens, weight.shape[1]))
-    if weight_gradient and input is not None:
-        d_weight = dq.new_empty((width, input.shape[-1]))
-    if has_bias:
-        d_bias = dq.new_empty((width,), dtype=bias_dtype or dq.dtype)
-    return d_input, d_weight, d_bias
+    d_input = None if weight is None else (*dq.shape[:-3], tokens, weight.shape[1])
+    d_weight = None if input is None else (width, input.shape[-1])
+    return _bwd_faked(dq, (d_input, d_weight, (width,)), options)
 
 
-def _qkv_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+def _batched(operator: Any, names: tuple[str, ...], of_rows: tuple[str, ...]) -> Any:
     """One input after the other in one batch, where weights and tables are the same for all and
-    inputs have a batch."""
-    input, of_input = args[0], in_dims[0]
-    rank = input.dim() - (of_input is not None)
-    if rank != 3 or any(d is not None for d in in_dims[1:5]):
-        return each(FUSED_QKV, info.batch_size, in_dims, args, options)
-    whole = [
-        fold(x, d, info.batch_size) if n in ("input", "positions", *RESULTS) else x
-        for n, x, d in zip(QKV, args, in_dims, strict=False)
-    ]
-    return unfold(FUSED_QKV(*whole, **options), info.batch_size)
+    inputs have a batch; operands ``of_rows`` have one as well."""
+
+    def batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
+        given = [(n in of_rows, x, d) for n, x, d in zip(names, args, in_dims, strict=False)]
+        rank = args[0].dim() - (in_dims[0] is not None)
+        if rank == 2 or any(d is not None and not rows for rows, _, d in given):
+            return each(operator, info.batch_size, in_dims, args, options)
+        whole = [fold(x, d, info.batch_size) if rows else x for rows, x, d in given]
+        return unfold(operator(*whole, **options), info.batch_size)
+
+    return batched
 
 
+_qkv_bwd_compute = _bwd_compute(projection_bwd.fused_qkv_projection_bwd, len(RESULTS))
 FUSED_QKV_BWD = define(
     "fused_qkv_projection_bwd(Tensor dq, Tensor dk, Tensor dv, Tensor? input=None, "
     "Tensor? weight=None, *, bool has_bias, SymInt num_heads, SymInt num_kv_heads, "
@@ -210,7 +207,7 @@ FUSED_QKV_BWD = define(
 QKV_DIFFERENTIATED = differentiated(
     "fused_qkv_projection", _qkv_compute, _qkv_setup, _qkv_backward(_qkv_bwd_compute)
 )
-FUSED_QKV = define(
+FUSED_QKV: Callable[..., Any] = define(
     f"fused_qkv_projection({tensors_of('input', 'weight', optional=QKV[2:])}, *, "
     f"{_OF_QKV}, {CHOSEN}, "
     "str? bwd_implementation=None) -> (Tensor, Tensor, Tensor)",
@@ -218,7 +215,9 @@ FUSED_QKV = define(
     _qkv_fake,
     setup=_qkv_setup,
     backward=_qkv_backward(FUSED_QKV_BWD),
-    batched=_qkv_batched,
+    batched=_batched(
+        lambda *x, **given: FUSED_QKV(*x, **given), QKV, ("input", "positions", *RESULTS)
+    ),
     flops=flops.projection,
 )
 
@@ -295,79 +294,28 @@ def _output_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) 
 def _output_backward(operator: Any) -> Any:
     def backward(ctx: Any, d_output: Tensor) -> Any:
         attn_out, weight = ctx.saved_tensors
-        of_attn_out, of_weight, of_bias, of_residual, _ = wanted = ctx.wanted
+        wanted = ctx.wanted
         result: Any = None, None, None
         if any(wanted[:3]):
-            result = operator(
-                d_output.to(ctx.dtypes[0]),
-                attn_out,
-                weight,
-                has_bias=of_bias,
-                input_gradient=of_attn_out,
-                weight_gradient=of_weight,
-                layout=ctx.options["layout"],
-                bias_dtype=ctx.dtypes[2] if of_bias else None,
-                backend=ctx.options["backend"],
-                implementation=ctx.options["bwd_implementation"],
-            )
-        d_residual = d_output.to(ctx.dtypes[3]) if of_residual else None
+            asked = _asked(wanted[:3], ctx.dtypes[2], ctx.options)
+            result = operator(d_output.to(ctx.dtypes[0]), attn_out, weight, **asked)
+        d_residual = d_output.to(ctx.dtypes[3]) if wanted[3] else None
         own = [x if w else None for x, w in zip(result, wanted, strict=False)]
         return *own, d_residual, None
 
     return backward
 
 
-def _output_bwd_compute(
-    d_output: Tensor,
-    attn_out: Tensor,
-    weight: Tensor | None = None,
-    *,
-    bias_dtype: Any = None,
-    **options: Any,
-) -> Any:
-    with torch.no_grad():
-        result = projection_bwd.fused_output_projection_residual_bwd(
-            with_rows(d_output), attn_out, weight, bias_dtype=dtype_name(bias_dtype), **options
-        )
-    return tuple(none(d_output) if x is None else x for x in result[:3])
-
-
 def _output_bwd_fake(
-    d_output: Tensor,
-    attn_out: Tensor,
-    weight: Tensor | None = None,
-    *,
-    has_bias: bool,
-    input_gradient: bool,
-    weight_gradient: bool,
-    bias_dtype: Any = None,
-    **options: Any,
+    d_output: Tensor, attn_out: Tensor, weight: Tensor | None = None, **options: Any
 ) -> Any:
-    empty, hidden = none(d_output), d_output.shape[-1]
-    columns = attn_out.shape[-1]
+    hidden, columns = d_output.shape[-1], attn_out.shape[-1]
     if attn_out.dim() == 4:
         columns = columns * attn_out.shape[1 if options.get("layout", "bhsd") == "bhsd" else 2]
-    return (
-        d_output.new_empty(attn_out.shape) if input_gradient else empty,
-        d_output.new_empty((hidden, columns)) if weight_gradient else none(d_output),
-        d_output.new_empty((hidden,), dtype=bias_dtype or d_output.dtype)
-        if has_bias
-        else none(d_output),
-    )
+    return _bwd_faked(d_output, (attn_out.shape, (hidden, columns), (hidden,)), options)
 
 
-def _output_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
-    attn_out, of_attn_out = args[0], in_dims[0]
-    rank = attn_out.dim() - (of_attn_out is not None)
-    if rank == 2 or any(d is not None for d in in_dims[1:3]):
-        return each(FUSED_OUTPUT, info.batch_size, in_dims, args, options)
-    whole = [
-        fold(x, d, info.batch_size) if n in ("attn_out", "residual", "out") else x
-        for n, x, d in zip(OUTPUT, args, in_dims, strict=False)
-    ]
-    return unfold(FUSED_OUTPUT(*whole, **options), info.batch_size)
-
-
+_output_bwd_compute = _bwd_compute(projection_bwd.fused_output_projection_residual_bwd, 1)
 FUSED_OUTPUT_BWD = define(
     "fused_output_projection_residual_bwd(Tensor d_output, Tensor attn_out, Tensor? weight=None, "
     f"*, bool has_bias, bool input_gradient, bool weight_gradient, {_LAYOUT}, "
@@ -383,7 +331,7 @@ OUTPUT_DIFFERENTIATED = differentiated(
     _output_setup,
     _output_backward(_output_bwd_compute),
 )
-FUSED_OUTPUT = define(
+FUSED_OUTPUT: Callable[..., Any] = define(
     "fused_output_projection_residual("
     f"{tensors_of('attn_out', 'weight', optional=OUTPUT[2:])}, *, {_OF_OUTPUT}, "
     f"{CHOSEN}, str? bwd_implementation=None) -> Tensor",
@@ -391,6 +339,8 @@ FUSED_OUTPUT = define(
     _output_fake,
     setup=_output_setup,
     backward=_output_backward(FUSED_OUTPUT_BWD),
-    batched=_output_batched,
+    batched=_batched(
+        lambda *x, **given: FUSED_OUTPUT(*x, **given), OUTPUT, ("attn_out", "residual", "out")
+    ),
     flops=flops.projection,
 )
