@@ -23,6 +23,11 @@ Constants = dict[str, Constant]
 ``typedef``."""
 
 
+def members(of: object, *names: str) -> Constants:
+    """Fields of a spec or a tile as members of the same names, in capitals."""
+    return {n.upper(): getattr(of, n) for n in names}
+
+
 def config_header(constants: Mapping[str, Constant], texts: Mapping[str, str]) -> str:
     """The file. A source that reads a member which is not given does not compile.
 

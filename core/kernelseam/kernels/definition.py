@@ -33,6 +33,9 @@ class KernelDefinition(Composition):
     """Its file, by include name."""
     any_tile: bool = False
     """Whether each of its tiles computes every problem of the spec."""
+    early: bool = False
+    """Whether it may start while the launch before it ends, on archs with programmatic launches: it
+    waits for what it reads."""
     multiplies: bool = False
     """Whether it multiplies matrices: in half precision by matrix instructions, which the tests
     then look for."""
@@ -82,17 +85,21 @@ class KernelDefinition(Composition):
         return Launches((Launch(self, problem, tile),))
 
     def threads(self, tile: Any, row: ArchRow) -> int:
-        """Threads of a block: by default of the tile's warps."""
-        return int(row.warp_size * tile.warps)
+        """Threads of a block: by default the tile's, or those of its warps."""
+        return int(getattr(tile, "threads", 0) or row.warp_size * tile.warps)
 
     def shared_bytes(self, spec: Any, tile: Any) -> int:
         """Dynamic shared memory of a block: by default what the tile says."""
         return int(tile.shared_bytes(spec))
 
     def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
-        """The launch configuration. Override it for clusters or a programmatic launch."""
+        """The launch configuration. Override it for clusters."""
         blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
-        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), self.shared_bytes(problem.spec, tile))
+        shared, early = (
+            self.shared_bytes(problem.spec, tile),
+            self.early and row.programmatic_launch,
+        )
+        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared, programmatic=early)
 
     @abstractmethod
     def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:

@@ -93,6 +93,11 @@ def refuse_stored(who: str, stored: DType, row: ArchRow) -> str | None:
     return f"{who} are {stored}: {row.arch} has no instructions that convert it"
 
 
+def row_strides(problem: object, *names: str) -> dict[str, int]:
+    """Strides of rows by name, of operands with strides (batch, head, row)."""
+    return {f"stride_{n}_row": getattr(problem, f"{n}_strides")[2] for n in names}
+
+
 def refuse_row_strides(**strides: int) -> str | None:
     """Why rows lie too far apart."""
     for name, stride in strides.items():

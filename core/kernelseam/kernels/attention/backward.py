@@ -44,7 +44,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
     with_expression,
 )
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     TF32_PRODUCTS,
@@ -52,6 +52,7 @@ from kernelseam.kernels.elements import (
     refuse_dtype,
     refuse_precision,
     refuse_row_strides,
+    row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -128,15 +129,8 @@ class AttentionBwdDefinition(KernelDefinition):
             )
         if p.S_q + p.S_k >= 2**30:
             return f"S_q + S_k = {p.S_q + p.S_k}: it takes less than 2**30"
-        return refuse_scores(p) or refuse_row_strides(
-            stride_q_row=p.q_strides[2],
-            stride_k_row=p.k_strides[2],
-            stride_v_row=p.v_strides[2],
-            stride_dout_row=problem.dout_strides[2],
-            stride_dq_row=problem.dq_strides[2],
-            stride_dk_row=problem.dk_strides[2],
-            stride_dv_row=problem.dv_strides[2],
-        )
+        rows = row_strides(p, *_MATRICES[:3]) | row_strides(problem, *_MATRICES[3:])
+        return refuse_scores(p) or refuse_row_strides(**rows)
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         return backward_tiles(spec, row)
@@ -217,16 +211,8 @@ class AttentionBwdDefinition(KernelDefinition):
             "VECTOR": spec.forward.vector,
             "BIAS_GRADIENT": spec.bias_gradient or spec.score_gradient,
             "ROLE": ("both", "keys", "queries").index(tile.role),
-            "WARPS": tile.warps,
-            "COLUMN_WARPS": tile.column_warps,
-            "ROWS": tile.rows,
-            "STEP": tile.step,
-            "STAGES": tile.stages,
-            "SCORE_ROWS": tile.score_rows,
-            "QUERY_ROWS": tile.query_rows,
-            "RESIDENT": tile.resident,
-            "UNROLL": tile.unroll,
-            "MIN_BLOCKS": tile.min_blocks,
+            **members(tile, "warps", "column_warps", "rows", "step", "stages", "score_rows"),
+            **members(tile, "query_rows", "resident", "unroll", "min_blocks"),
             "SHARED_BYTES": tile.shared_bytes(spec),
         }
 

@@ -31,6 +31,7 @@ from kernelseam.kernels.elements import (
     divider_parameter,
     divider_values,
     refuse_row_strides,
+    row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
 
@@ -119,9 +120,4 @@ def no_tile(spec: AttentionSpec, row: ArchRow) -> str:
 
 def refuse_strides(p: AttentionProblem) -> str | None:
     """Why rows lie too far apart."""
-    return refuse_scores(p) or refuse_row_strides(
-        stride_q_row=p.q_strides[2],
-        stride_k_row=p.k_strides[2],
-        stride_v_row=p.v_strides[2],
-        stride_out_row=p.out_strides[2],
-    )
+    return refuse_scores(p) or refuse_row_strides(**row_strides(p, *MATRICES))

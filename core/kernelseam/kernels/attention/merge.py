@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from kernelseam.contract import ArchRow, Device, LaunchConfig
+from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.row_kernels import SmallKernel
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 
 __all__ = ["MERGE", "MERGE_TILE", "MergeDefinition", "MergeProblem", "MergeSpec", "MergeTile"]
@@ -39,18 +39,11 @@ class MergeDefinition(SmallKernel):
     entry = "merge_states"
     source = "attention/merge.h"
     any_tile = True
+    early = True
     pointer_names = ("outs", "lses", "out", "lse", "offsets")
     stride_names = (
-        "outs_part",
-        "outs_batch",
-        "outs_head",
-        "lses_part",
-        "lses_batch",
-        "lses_head",
-        "out_batch",
-        "out_head",
-        "lse_batch",
-        "lse_head",
+        *(f"{n}_{axis}" for n in ("outs", "lses") for axis in ("part", "batch", "head")),
+        *(f"{n}_{axis}" for n in ("out", "lse") for axis in ("batch", "head")),
     )
     int_names = ("outs_row", "out_row", "parts", "num_heads", "rows", "total", "sequences")
 
@@ -74,10 +67,7 @@ class MergeDefinition(SmallKernel):
             "T": DEVICE_TYPE[spec.dtype],
             "OUT": DEVICE_TYPE[spec.dtype_out],
             "DV": spec.value_dim,
-            "LSE": spec.lse,
-            "VECTOR": spec.vector,
-            "POINTERS": spec.pointers,
-            "PACKED": spec.packed,
+            **members(spec, "lse", "vector", "pointers", "packed"),
             "THREADS": tile.threads,
         }
 
@@ -88,16 +78,6 @@ class MergeDefinition(SmallKernel):
 
     def _lines(self, problem: MergeProblem) -> int:
         return problem.batch * problem.num_heads * problem.rows
-
-    def threads(self, tile: MergeTile, row: ArchRow) -> int:
-        return tile.threads
-
-    def config(
-        self, problem: MergeProblem, tile: MergeTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        """It may start while the parts are still computed, and waits for them."""
-        config = super().config(problem, tile, row, device)
-        return replace(config, programmatic=row.programmatic_launch)
 
     def values(
         self, problem: MergeProblem, tile: MergeTile, device: Device

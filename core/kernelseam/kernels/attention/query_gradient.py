@@ -10,7 +10,7 @@ from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.row_kernels import SmallKernel
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.elements import DEVICE_TYPE, TF32_PRODUCTS, divide_up
 
 
@@ -68,12 +68,8 @@ class QueryGradient(SmallKernel):
             "T": DEVICE_TYPE[spec.dtype],
             "PRECISION": TF32_PRODUCTS[spec.precision],
             "DQK": spec.head_dim,
-            "PACKED": spec.packed,
-            "VECTOR": spec.vector,
-            "WARPS": tile.warps,
-            "COLUMN_WARPS": tile.column_warps,
-            "STEP": tile.step,
-            "QUERY_ROWS": tile.query_rows,
+            **members(spec, "packed", "vector"),
+            **members(tile, "warps", "column_warps", "step", "query_rows"),
         }
 
     def shared_bytes(self, spec: QueryGradientSpec, tile: BackwardTile) -> int:

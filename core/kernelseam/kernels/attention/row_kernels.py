@@ -121,12 +121,7 @@ class RowDelta(SmallKernel):
     entry, source = "row_delta", "attention/row_delta.h"
     pointer_names = ("dout", "out", "delta", "zeros", "offsets")
     stride_names = (
-        "dout_batch",
-        "dout_head",
-        "out_batch",
-        "out_head",
-        "delta_batch",
-        "delta_head",
+        *(f"{n}_{axis}" for n in ("dout", "out", "delta") for axis in ("batch", "head")),
         "zero_chunks",
     )
     int_names = ("dout_row", "out_row", "num_heads", "rows", "total", "sequences")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.kernels.attention.arguments import planes, row_values
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.kernels.expression import captured_values, expression_structure
 from kernelseam.kernels.signature import Signature, Structure
@@ -27,16 +27,8 @@ SCORE_OPTIONS = (
 """What scores.h computes."""
 LOG2_E = math.log2(math.e)
 SCORE_STRIDES = (
-    "bias_batch",
-    "bias_head",
-    "bias_row",
-    "bias_column",
-    "mask_batch",
-    "mask_head",
-    "mask_row",
-    "mask_column",
-    "slopes_batch",
-    "slopes_head",
+    *(f"{n}_{axis}" for n in ("bias", "mask") for axis in ("batch", "head", "row", "column")),
+    *("slopes_batch", "slopes_head"),
 )
 
 SCORES = Structure(
@@ -58,12 +50,7 @@ SCORES = Structure(
 def score_constants(spec: AttentionSpec) -> Constants:
     """The constants."""
     return {
-        "CAUSAL": spec.causal,
-        "WINDOW": spec.window,
-        "PREFIX": spec.prefix,
-        "MASK": spec.mask,
-        "ALIBI": spec.alibi,
-        "SOFTCAP": spec.softcap,
+        **members(spec, "causal", "window", "prefix", "mask", "alibi", "softcap"),
         "BIAS": DEVICE_TYPE[spec.bias],
         "SINKS": spec.sinks,
         "CAPTURES": expression_structure(spec) is not None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, LaunchConfig
+from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.dtypes import LARGEST, DType
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
@@ -36,6 +36,9 @@ _FEW_THREADS, _BLOCKS, _FEW_ELEMENTS = 128, 6, 16
 """Then threads of a block, and blocks that share a compute unit where a lane has at most so many
 elements of a row."""
 _AXES = ("outer", "head", "row")
+_SIZES = ("S", "sequences", "table_width", "pages")
+_EXTENTS = (*_SIZES, "num_heads", "kv_heads", "max_position", "eps")
+"""Arguments that are the problem's own fields."""
 _POSITION = {"": 0, "given": 1, "lengths": 2}
 _SCALES = {"": 0, "heads": 1, "tokens": 2}
 _ROTARY = {"": 0, "halves": 1, "pairs": 2}
@@ -67,7 +70,7 @@ _PLACES = Structure(
         *((f"slots_{a}", "i64") for a in ("batch", "row")),
         ("table_row", "i64"),
         *((f"positions_{a}", "i64") for a in ("batch", "row")),
-        *((n, "i32") for n in ("S", "sequences", "table_width", "pages")),
+        *((n, "i32") for n in _SIZES),
         ("page", divider_parameter("page_size")),
     )
 )
@@ -95,6 +98,7 @@ class PagedCacheDefinition(KernelDefinition):
     entry = "paged_cache"
     source = "cache/cache.h"
     any_tile = True
+    early = True
 
     def refuse(self, problem: PagedCacheProblem, row: ArchRow) -> str | None:
         p, s = problem, problem.spec
@@ -159,8 +163,7 @@ class PagedCacheDefinition(KernelDefinition):
             "LARGEST": LARGEST.get(s.dtype_pages, 1.0),
             "EXACT": s.exact,
             "WIDE": _wide(s),
-            "THREADS": tile.threads,
-            "LANES": tile.lanes,
+            **members(tile, "threads", "lanes"),
             "ROW_HEADS": tile.heads,
             "MIN_BLOCKS": tile.blocks,
         }
@@ -201,18 +204,8 @@ class PagedCacheDefinition(KernelDefinition):
             problem.tokens * _groups(problem, tile.heads * tile.turns), tile.threads // tile.lanes
         )
 
-    def threads(self, tile: CacheTile, row: ArchRow) -> int:
-        return tile.threads
-
     def shared_bytes(self, spec: PagedCacheSpec, tile: CacheTile) -> int:
         return 0
-
-    def config(
-        self, problem: PagedCacheProblem, tile: CacheTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        """It may start while what it reads is still computed, and waits for it."""
-        config = super().config(problem, tile, row, device)
-        return replace(config, programmatic=row.programmatic_launch)
 
     def values(
         self, problem: PagedCacheProblem, tile: CacheTile, device: Device
@@ -228,13 +221,8 @@ class PagedCacheDefinition(KernelDefinition):
         return {
             **values,
             "table_row": p.table_stride,
-            "S": p.S,
-            "sequences": p.sequences,
-            "table_width": p.table_width,
-            "pages": p.pages,
+            **{n: getattr(p, n) for n in _EXTENTS},
             **divider_values("page_size", p.page_size),
-            "num_heads": p.num_heads,
-            "kv_heads": p.kv_heads,
             "turns": tile.turns,
             "q_groups": divide_up(p.num_heads, tile.heads * tile.turns),
             "kv_groups": divide_up(p.kv_heads, tile.heads * tile.turns),
@@ -242,8 +230,6 @@ class PagedCacheDefinition(KernelDefinition):
             **divider_values("S_tokens", max(p.S, 1)),
             "total": p.tokens * _groups(p, tile.heads * tile.turns),
             "cos_row": p.cos_stride,
-            "max_position": p.max_position,
-            "eps": p.eps,
         }
 
     def pointers(self, spec: PagedCacheSpec) -> dict[str, str]:

@@ -9,7 +9,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES, INTERLEAVED
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
@@ -198,13 +198,9 @@ class GemmDefinition(OfferingDefinition):
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "TC": DEVICE_TYPE[spec.dtype_c],
-            "A_TRANSPOSED": spec.a_transposed,
-            "B_TRANSPOSED": spec.b_transposed,
+            **members(spec, "a_transposed", "b_transposed"),
             "POINTERS": spec.view == "pointers",
-            "VECTOR_A": spec.vector_a,
-            "VECTOR_B": spec.vector_b,
-            "VECTOR_C": spec.vector_c,
-            "VECTOR_R": spec.vector_r,
+            **members(spec, "vector_a", "vector_b", "vector_c", "vector_r"),
             "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": DEVICE_TYPE[spec.residual],
             "ROW_SUMS": DEVICE_TYPE[spec.row_sums],
@@ -212,19 +208,11 @@ class GemmDefinition(OfferingDefinition):
             "SCALES": spec.scales,
             **scale_constants(spec),
             **epilogue_constants(spec),
-            "SUMMED": spec.summed,
-            "SEGMENTED": spec.segmented,
+            **members(spec, "summed", "segmented"),
             **NOT_GROUPED,
             **heads_constants(spec.heads),
-            "BM": tile.bm,
-            "BN": tile.bn,
-            "BK": tile.bk,
-            "WARPS_M": tile.warps_m,
-            "WARPS_N": tile.warps_n,
-            "TEAMS": tile.teams,
-            "STAGES": tile.stages,
-            "PERSISTENT": tile.persistent,
-            "MIN_BLOCKS": tile.min_blocks,
+            **members(tile, "bm", "bn", "bk", "warps_m", "warps_n"),
+            **members(tile, "teams", "stages", "persistent", "min_blocks"),
             "SHARED_BYTES": tile.shared_bytes(spec),
         }
 

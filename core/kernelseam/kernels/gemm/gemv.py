@@ -9,7 +9,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
@@ -17,6 +17,7 @@ from kernelseam.kernels.elements import (
     divide_up,
     refuse_dtype,
     refuse_row_strides,
+    row_strides,
 )
 from kernelseam.kernels.gemm.gemm import refuse_rounding
 from kernelseam.kernels.signature import Signature
@@ -151,12 +152,7 @@ class GemvDefinition(OfferingDefinition):
             return reason
         if min(p.M, p.N) > MOST_VECTORS:
             return f"M = {p.M} and N = {p.N}: one of them must be at most {MOST_VECTORS}"
-        return refuse_row_strides(
-            stride_a_row=p.a_strides[2],
-            stride_b_row=p.b_strides[2],
-            stride_c_row=p.c_strides[2],
-            stride_residual_row=p.residual_strides[2],
-        )
+        return refuse_row_strides(**row_strides(p, "a", "b", "c", "residual"))
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemvTile, ...]:
         """Of one vector and of the most: two lie between, and where W is op(A) the binaries are
@@ -187,11 +183,7 @@ class GemvDefinition(OfferingDefinition):
             "X_VECTOR": tile.x_vector(spec),
             "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": DEVICE_TYPE[spec.residual],
-            "VECTORS": tile.vectors,
-            "LANES": tile.lanes,
-            "ROWS": tile.rows,
-            "THREADS": tile.threads,
-            "AHEAD": tile.ahead,
+            **members(tile, "vectors", "lanes", "rows", "threads", "ahead"),
             "SHARED_BYTES": tile.shared_bytes(spec),
         }
 
@@ -209,9 +201,6 @@ class GemvDefinition(OfferingDefinition):
 
     def grid(self, problem: GemmProblem, tile: GemvTile, device: Device) -> int:
         return problem.results * _slabs(problem, tile)
-
-    def threads(self, tile: GemvTile, row: ArchRow) -> int:
-        return tile.threads
 
     def values(
         self, problem: GemmProblem, tile: GemvTile, device: Device

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig
+from kernelseam.contract import ArchRow, Device, Launch
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.expressions.epilogues import HALVES
 from kernelseam.expressions.reductions import MAXIMUM, Reduction, reduction
@@ -212,6 +212,7 @@ class GemmReduce(SmallKernel):
     """A block some neighbours, or one number."""
 
     entry, source = "gemm_reduce", "gemm/reduce.h"
+    early = True
     pointer_names = ("parts", "out")
     stride_names = (
         *("parts_matrix", "parts_row", "parts_column", "out_matrix", "out_row", "out_column"),
@@ -234,13 +235,6 @@ class GemmReduce(SmallKernel):
 
     def grid(self, problem: ReduceProblem, tile: RowTile, device: Device) -> int:
         return divide_up(math.prod(problem.out), problem.spec.elements)
-
-    def config(
-        self, problem: ReduceProblem, tile: RowTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        """Where it can, it starts while the product ends."""
-        config = super().config(problem, tile, row, device)
-        return replace(config, programmatic=row.programmatic_launch)
 
     def values(
         self, problem: ReduceProblem, tile: RowTile, device: Device

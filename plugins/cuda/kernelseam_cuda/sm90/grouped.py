@@ -71,6 +71,8 @@ class HopperGroups(HopperKernel, OfferingDefinition):
     name = "sm90"
     entry = _GEMM.entry
     source = _GEMM.source
+    early = True
+    """Its blocks set up their barriers while the kernel before it ends, or maps are made."""
     multiplies = True
 
     @abstractmethod
@@ -97,9 +99,8 @@ class HopperGroups(HopperKernel, OfferingDefinition):
     def config(
         self, problem: Any, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
-        """Its blocks set up their barriers while the kernel before it ends, or maps are made."""
         plain = super().config(problem, tile, row, device)
-        return replace(plain, cluster=(tile.cluster, 1, 1), programmatic=True)
+        return replace(plain, cluster=(tile.cluster, 1, 1))
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
         return _GEMM.threads(tile, row)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.grouped_pointers_problem import (
     TABLE,
@@ -50,6 +50,7 @@ class HopperListMaps(HopperKernel):
     name = "sm90"
     entry = "gemm_list_maps_sm90"
     source = "sm90/gemm/list_maps.h"
+    early = True
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
         return None  # what it is launched for looks
@@ -80,11 +81,6 @@ class HopperListMaps(HopperKernel):
 
     def grid(self, problem: Any, tile: HopperGemmTile, device: Device) -> int:
         return divide_up(problem.groups, _WARPS)
-
-    def config(
-        self, problem: Any, tile: HopperGemmTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), programmatic=True)
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
         return row.warp_size * _WARPS

@@ -32,6 +32,7 @@ from kernelseam.kernels.elements import (
     divider_parameter,
     divider_values,
     refuse_row_strides,
+    row_strides,
 )
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
@@ -121,6 +122,7 @@ class HopperLatent(HopperKernel):
     name = "sm90-latent"
     entry = "attention_latent_sm90"
     source = "sm90/attention/latent.h"
+    early = True
     multiplies = True
     operands = OPERANDS
 
@@ -152,11 +154,7 @@ class HopperLatent(HopperKernel):
             return f"(S_q + S_k)·heads of a group = {rows}: it takes less than 2^30"
         if (places := places_of(p, self.tiles(spec, row)[-1])) >= INT32:
             return f"{places} tiles of keys: it takes less than 2^31"
-        return refuse_row_strides(
-            stride_q_row=p.q_strides[2],
-            stride_k_row=p.k_strides[2],
-            stride_out_row=p.out_strides[2],
-        )
+        return refuse_row_strides(**row_strides(p, *_MATRICES))
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperLatentTile, ...]:
         dims = spec.head_dim, spec.value_dim
@@ -222,7 +220,7 @@ class HopperLatent(HopperKernel):
         self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
         plain = super().config(problem, tile, row, device)
-        return replace(plain, programmatic=True, cluster=(tile.cluster, 1, 1))
+        return replace(plain, cluster=(tile.cluster, 1, 1))
 
     def threads(self, tile: HopperLatentTile, row: ArchRow) -> int:
         return 384
@@ -309,6 +307,7 @@ class HopperLatentMerge(HopperKernel):
     operation = "attention"
     entry = "attention_latent_merge_sm90"
     source = "sm90/attention/latent_merge.h"
+    early = True
     operands = OPERANDS
 
     def refuse(self, problem: AttentionProblem, row: ArchRow) -> str | None:
@@ -334,11 +333,6 @@ class HopperLatentMerge(HopperKernel):
 
     def grid(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> int:
         return HopperLatent().grid(problem, tile, device) * 2 * _MERGE_BLOCKS
-
-    def config(
-        self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), programmatic=True)
 
     def threads(self, tile: HopperLatentTile, row: ArchRow) -> int:
         return row.warp_size * _MERGE_WARPS

@@ -9,7 +9,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
@@ -18,6 +18,7 @@ from kernelseam.kernels.elements import (
     divide_up,
     divider_parameter,
     refuse_row_strides,
+    row_strides,
 )
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
@@ -83,12 +84,7 @@ class HopperTf32Gemm(HopperKernel, OfferingDefinition):
             return reason
         if not self.offered(p, row):
             return f"it needs {MAX_TILES} tiles or more"
-        return refuse_row_strides(
-            stride_a_row=p.a_strides[2],
-            stride_b_row=p.b_strides[2],
-            stride_c_row=p.c_strides[2],
-            stride_residual_row=p.residual_strides[2],
-        )
+        return refuse_row_strides(**row_strides(p, "a", "b", "c", "residual"))
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
         return tuple(replace(t, turned=turned(spec)) for t in TF32 if t.precision == spec.precision)
@@ -118,15 +114,8 @@ class HopperTf32Gemm(HopperKernel, OfferingDefinition):
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": spec.residual is not None,
-            "VECTOR_C": spec.vector_c,
-            "VECTOR_R": spec.vector_r,
-            "BM": tile.bm,
-            "BN": tile.bn,
-            "GROUPS": tile.groups,
-            "LOADERS": tile.loaders,
-            "STAGES": tile.stages,
-            "CLUSTER": tile.cluster,
-            "GROUP_ROWS": tile.group_rows,
+            **members(spec, "vector_c", "vector_r"),
+            **members(tile, "bm", "bn", "groups", "loaders", "stages", "cluster", "group_rows"),
             "SHARED_A": False,
             "BLOCKS": tile.blocks,
             "PRODUCER_REGISTERS": producer,
