@@ -169,18 +169,16 @@ def consider(
     refusals, and with last resorts where others take the problem, which otherwise are not asked."""
     registry = (current or plugins()).registry
     fitted = _has_fitted_costs(registry, device)
-    # one outer block: nested blocks do not wrap signal handlers again
-    with Contained("an implementation's check"):
-        answers: list[Candidate] = []
-        known = [
-            i
-            for i in registry.implementations_of(problem.operation, device.backend)
-            if name in (None, i.name)
-        ]
-        for i in sorted(known, key=_is_last_resort):
-            asked = whole or not (_is_last_resort(i) and any(a.takes for a in answers))
-            answer = ask(i, problem, device, whole) if asked else Candidate(i, None, None)
-            answers.append(replace(answer, foreign=fitted and registry.is_foreign(i)))
+    answers: list[Candidate] = []
+    known = [
+        i
+        for i in registry.implementations_of(problem.operation, device.backend)
+        if name in (None, i.name)
+    ]
+    for i in sorted(known, key=_is_last_resort):
+        asked = whole or not (_is_last_resort(i) and any(a.takes for a in answers))
+        answer = ask(i, problem, device, whole) if asked else Candidate(i, None, None)
+        answers.append(replace(answer, foreign=fitted and registry.is_foreign(i)))
     return _ordered(answers)
 
 
