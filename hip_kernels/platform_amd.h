@@ -16,6 +16,7 @@
 // A pointer out of a list could else point anywhere, and its loads would wait for shared memory as well.
 #define KS_GLOBAL __attribute__((address_space(1)))
 #define KS_LOCAL __attribute__((address_space(3)))
+#define KS_SCALAR __attribute__((address_space(4)))  // read by scalar loads, where the address is uniform
 
 static constexpr int WARP = KS_WARP;
 // The load instructions write registers, which are stored to shared memory when they are wanted.

@@ -1,8 +1,8 @@
 // Fused attention forward of CDNA 4 (gfx950): out = softmax(scale·q·kᵀ) · v and optionally the log-sum-exp of every row, for
-// head dims of 64 and 128 in half precision; keys hidden by nothing but their number and a causal mask.
+// head dims of 64 and 128 in half precision; keys hidden by their number, a causal mask or a window.
 //
 // Algorithm (FlashAttention-2, Dao 2023, arXiv:2307.08691): a block owns BM = 256 queries of a head, 32 a wave, and walks
-// over the keys in tiles of BN. Products are of 32×32×16 and transposed, S = K·Qᵀ and O = Vᵀ·Pᵀ: so a lane has one query,
+// over the keys that any of them sees in tiles of BN. Products are of 32×32×16 and transposed, S = K·Qᵀ and O = Vᵀ·Pᵀ: so a lane has one query,
 // half of the keys (lanes 32 apart share a query), and what it has of S is, rounded, its part of the factor P.
 //
 // The 8 waves are two of a SIMD, and take turns: in a phase of products a wave makes the scores of tile i + 1 and adds tile i
@@ -19,6 +19,9 @@
 // 16 elements, whose 8-byte pieces lanes 16·g … 16·g + 15 address in order. The queries are loaded in whole rows, and reach their
 // lanes through LDS that no tile has yet, permuted as K.
 //
+// Keys and values in pages: a wave's part of a tile, PART rows, lies in one page, whose number is read from the block table a tile
+// before it is needed.
+//
 // What a mask hides cannot reach a row, even where V holds NaN or inf there: a tile that is not whole for a wave is searched
 // for such values, and where it has some they are taken out of the factor and given to the rows that see them.
 //
@@ -31,7 +34,8 @@ typedef Config::T T;
 constexpr int D = Config::DQK, BN = Config::BN, STAGES = 3, WAVES = 8, ROWS = 32, BM = WAVES * ROWS;
 static_assert(D == Config::DV && (D == 64 || D == 128) && BN % 32 == 0 && sizeof(T) == 2, "what the layout is made for");
 constexpr int ROW = 2 * D, CHUNKS = D / 8, TILE = BN * ROW, V_RING = STAGES * TILE;
-constexpr int COPIED = 1024, COPY_ROWS = COPIED / ROW;
+constexpr int COPIED = 1024, COPY_ROWS = COPIED / ROW, PART = 2 * COPY_ROWS;
+constexpr bool IN_PAGES = Config::KV_VIEW == PAGED;
 constexpr int Q_RING = V_RING + TILE;  // the waves' queries, before the first phase
 static_assert(2 * STAGES * TILE <= Config::SHARED_BYTES && Q_RING + BM * ROW <= Config::SHARED_BYTES, "the tiles fit");
 static_assert(2 * WAVES * COPIED == TILE, "a wave copies twice a kilobyte of a tile");
@@ -106,12 +110,30 @@ KS_DEVICE float both_sum(float x) {
 KS_DEVICE int k_permutation(int row) { return D == 128 ? row & 15 : row / 2 & 7; }
 KS_DEVICE int v_permutation(int row) { return D == 128 ? (row & 3) * 4 : (row / 2 & 1) * 4; }
 
+// The first row of a wave's part of a tile that has `left` rows; of the last part with rows, where its own has none.
+KS_DEVICE int part_row(int left) { return min_of(warp_index() * PART, (left - 1) / PART * PART); }
+
+// Where a wave's part of a tile lies in pages.
+struct Place { int page, row; };
+// The sequence's row of the block table; `first`: the key that begins the first tile, of `tiles`; `keys`: those from there on.
+struct Places {
+  const KS_SCALAR int* table;
+  FastDivmod size;
+  int first, tiles, keys;
+  KS_DEVICE Place of(int tile) const {
+    if (!IN_PAGES) return {};
+    const int begin = min_of(tile, tiles - 1) * BN;  // behind the last tile the table says nothing
+    const int key = first + begin + part_row(min_of(keys - begin, BN)), page = size.quotient(key);
+    return {table[page], key - page * size.d};
+  }
+};
+
 // Copies of one operand's tiles, one after the other. A wave copies rows that are neighbours, twice 1024 bytes.
 template<bool KEYS> struct Rows {
-  const char* base;  // of the next tile, 1024 bytes before it
-  i64 step;
-  int stride;     // of bytes
-  unsigned part;  // of a tile, the wave's
+  const char* base;  // of the next tile, or of page 0; 1024 bytes before it
+  i64 step;          // of bytes, to the next tile or page
+  int stride;        // of bytes
+  unsigned part;     // of a tile, the wave's
   unsigned offset[2];
   // The row of a lane, and where in it its 16 bytes begin.
   static KS_DEVICE int row(int lane, int i) { return (warp_index() * 2 + i) * COPY_ROWS + lane / CHUNKS; }
@@ -119,22 +141,27 @@ template<bool KEYS> struct Rows {
     const int n = row(lane, i);
     return (lane % CHUNKS ^ (KEYS ? k_permutation(n) : v_permutation(n))) * 16 + (1 - i) * COPIED;
   }
-  KS_DEVICE Rows(const T* from, int row_stride) : base((const char*)from - COPIED), stride(2 * row_stride) {
-    step = (i64)BN * stride, part = warp_index() * 2 * COPIED;
+  KS_DEVICE Rows(const T* from, i64 page, int row_stride) : base((const char*)from - COPIED), stride(2 * row_stride) {
+    step = IN_PAGES ? 2 * page : (i64)BN * stride, part = warp_index() * 2 * COPIED;
+    const int first = IN_PAGES ? part_row(BN) : 0;
 #pragma unroll
-    for (int i = 0; i < 2; i++) offset[i] = row(lane(), i) * stride + chunk(lane(), i);
+    for (int i = 0; i < 2; i++) offset[i] = (row(lane(), i) - first) * stride + chunk(lane(), i);
   }
-  KS_DEVICE void copy(unsigned to) {
-    copy_straight(to + part, base, offset[0], offset[1]);
+  KS_DEVICE const char* next(Place at) {
+    if constexpr (IN_PAGES) return base + at.page * step + (i64)at.row * stride;
+    const char* const from = base;
     base += step;
+    return from;
   }
+  KS_DEVICE void copy(unsigned to, Place at) { copy_straight(to + part, next(at), offset[0], offset[1]); }
   // Of the last tile, which has `left` rows: those beyond are the last.
-  KS_DEVICE void copy(unsigned to, int left) {
-    if (left >= BN) return copy(to);
+  KS_DEVICE void copy(unsigned to, Place at, int left) {
+    if (left >= BN) return copy(to, at);
     const int l = opaque(lane());
-    if (left > 0)
-      copy_straight(to + part, base, min_of(row(l, 0), left - 1) * stride + chunk(l, 0),
-                    min_of(row(l, 1), left - 1) * stride + chunk(l, 1));
+    if (left <= 0) return;
+    const int first = IN_PAGES ? part_row(left) : 0;
+    copy_straight(to + part, next(at), (min_of(row(l, 0), left - 1) - first) * stride + chunk(l, 0),
+                  (min_of(row(l, 1), left - 1) - first) * stride + chunk(l, 1));
   }
 };
 
@@ -287,7 +314,8 @@ struct Count {
 
 KS_BODY(WARP * WAVES, 1)
 attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices<const T> v, Matrices<T> out,
-                              RowValues<float> lse, Sequences sequences, Count count, float scale_log2) {
+                              RowValues<float> lse, Sequences sequences, Pages pages, Count count, int left, int right,
+                              float scale_log2) {
   extern __shared__ __attribute__((aligned(1024))) char memory[];
   const unsigned ring = address_of_shared(memory);
   const int kv_heads = count.heads / count.head_group, lists = count.batch * kv_heads;
@@ -295,23 +323,39 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   const int batch = list / kv_heads, kv_head = list % kv_heads;
   const int head = kv_head * count.head_group + rest % count.head_group, q_tile = rest / count.head_group;
   const Sequence own = sequences.at(batch);
-  const Scores seen{own.S_q, own.S_k, 0, 0, 0, scale_log2, 0.f, 0.f};
+  const Scores seen{own.S_q, own.S_k, left, right, 0, scale_log2, 0.f, 0.f};
 
   // Under a causal mask the last queries have most to do: they start first.
-  const int row0 = (Config::CAUSAL ? count.q_tiles - 1 - q_tile : q_tile) * BM;
+  const int row0 = (Config::CAUSAL || Config::WINDOW ? count.q_tiles - 1 - q_tile : q_tile) * BM;
   if (row0 >= own.S_q) return;  // sequences of a batch may be shorter than its longest
   const int first = row0 + warp_index() * ROWS, mine = first + lane() % 32;
 
-  // Tiles: [0, last) are the block's, of them [0, whole) seen whole by all of its queries; [0, ends) and [0, clear) so the wave's.
+  // Tiles from the one of the first key that any query of the block sees: [0, last) are the block's, [starts, ends) the wave's; all
+  // queries of the block see all keys of [full, whole), those of the wave of [opens, clear).
   const int block_last = min_of(row0 + BM, own.S_q) - 1, wave_last = min_of(first + ROWS, own.S_q) - 1;
-  const int last = divide_up(seen.any(row0, block_last).end, BN), whole = seen.all(row0, block_last).end / BN;
-  const int ends = divide_up(seen.any(first, wave_last).end, BN), clear = seen.all(first, wave_last).end / BN;
+  const KeyRange any = seen.any(row0, block_last), all = seen.all(row0, block_last);
+  const KeyRange any_own = seen.any(first, wave_last), all_own = seen.all(first, wave_last);
+  const int k_first = any.begin / BN * BN, keys = own.S_k - k_first;
+  auto down = [=](int key) { return (key - k_first) / BN; };
+  auto up = [=](int key) { return divide_up(key - k_first, BN); };
+  const int last = up(any.end), full = up(all.begin), whole = down(all.end);
+  const int starts = max_of(down(any_own.begin), 0), ends = up(any_own.end), opens = up(all_own.begin), clear = down(all_own.end);
 
-  Rows<true> K(k.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first), k.row);
-  Rows<false> V(v.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first), v.row);
-  K.copy(ring, own.S_k);
-  if (last > 1) K.copy(ring + TILE, own.S_k - BN);
-  V.copy(ring + V_RING, own.S_k);
+  const Places places{(const KS_SCALAR int*)(pages.table + (i64)batch * pages.table_row), pages.size, k_first, last, keys};
+  auto first_row = [&](const Matrices<const T>& m) {
+    return m.at<Config::KV_VIEW>(batch, kv_head, kv_heads, own.k_first) + (IN_PAGES ? 0 : (i64)k_first * m.row);
+  };
+  Rows<true> K(first_row(k), k.batch, k.row);
+  Rows<false> V(first_row(v), v.batch, v.row);
+  // Of the next tile of K to copy, and of V, which is a tile behind.
+  Place ahead{}, behind{};
+  if (last > 0) {
+    behind = places.of(0), ahead = places.of(1);
+    K.copy(ring, behind, keys);
+    if (last > 1) K.copy(ring + TILE, ahead, keys - BN);
+    V.copy(ring + V_RING, behind, keys);
+    behind = ahead, ahead = places.of(2);
+  }
 
   Walk w;
   w.begin(ring, scale_log2);
@@ -334,13 +378,16 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
 
   // Copies that begin in a phase of products, of tile i + 3 of K and i + 2 of V, stages being i's.
   auto copies = [&](int i, unsigned k_stage, unsigned v_stage) {
-    if (i + 3 < last) K.copy(ring + k_stage, own.S_k - (i + 3) * BN);
-    if (i + 2 < last) V.copy(ring + V_RING + v_stage, own.S_k - (i + 2) * BN);
+    if (i + 3 < last) K.copy(ring + k_stage, ahead, keys - (i + 3) * BN);
+    if (i + 2 < last) V.copy(ring + V_RING + v_stage, behind, keys - (i + 2) * BN);
+    behind = ahead, ahead = places.of(i + 4);
   };
-  auto sees = [&](int tile) { return [=](int j) { return seen.visible(0, mine, tile * BN + j); }; };
+  auto sees = [&](int tile) { return [=](int j) { return seen.visible(0, mine, k_first + tile * BN + j); }; };
+  auto has = [=](int tile) { return (!Config::WINDOW || tile >= starts) && tile < ends; };
+  auto sees_all = [=](int tile) { return (!Config::WINDOW || tile >= opens) && tile < clear; };
   auto weights = [&](int tile) {
-    if (tile < ends) {
-      if (tile >= clear) w.hide(sees(tile));
+    if (has(tile)) {
+      if (!sees_all(tile)) w.hide(sees(tile));
       w.weights();
     }
     copies_arrive();
@@ -350,33 +397,39 @@ attention_forward_gfx950_body(Matrices<const T> q, Matrices<const T> k, Matrices
   if (last > 0) {
     if (warp_index() >= WAVES / 2) end_phase();
     copies(-1, 2 * TILE, TILE);
-    if (ends > 0) w.products<true, false>(0, 0);
+    if (has(0)) w.products<true, false>(0, 0);
     end_phase();
     weights(0);
-    int i = 0;
     // Three tiles that need no look at masks, and whose copies are of whole tiles: so places in LDS are constants.
-    const int most = min_of(whole, min_of(last, own.S_k / BN) - 2);
-    for (; i + 3 < most; i += 3) {
-      unrolled<3>([&](auto n) {
-        constexpr int NEXT = (n + 1) % 3, AFTER = (n + 2) % 3;
-        __builtin_amdgcn_s_setprio(1);
-        K.copy(ring + n * TILE);
-        V.copy(ring + V_RING + AFTER * TILE);
-        w.products<true, true>(NEXT * TILE, n * TILE);
-        __builtin_amdgcn_s_setprio(0);
-        end_phase();
-        w.weights();
-        copies_arrive();
-        end_phase();
-      });
-    }
+    const int most = min_of(whole, min_of(last, keys / BN) - 2);
+    auto threes = [&](int& i) {
+      for (; i + 3 < most; i += 3) {
+        unrolled<3>([&](auto n) {
+          constexpr int NEXT = (n + 1) % 3, AFTER = (n + 2) % 3;
+          __builtin_amdgcn_s_setprio(1);
+          K.copy(ring + n * TILE, ahead);
+          V.copy(ring + V_RING + AFTER * TILE, behind);
+          behind = ahead, ahead = places.of(i + n + 4);
+          w.products<true, true>(NEXT * TILE, n * TILE);
+          __builtin_amdgcn_s_setprio(0);
+          end_phase();
+          w.weights();
+          copies_arrive();
+          end_phase();
+        });
+      }
+    };
+    int i = 0;
+    const int from = Config::WINDOW ? divide_up(full, 3) * 3 : 0;
+    if (!Config::WINDOW) threes(i);
     unsigned stage = 0, next = TILE, after = 2 * TILE;
 #pragma unroll 1
     for (; i < last; i++) {
+      if (Config::WINDOW && i == from) threes(i);
       copies(i, stage, after);
-      if (i + 1 < ends) w.products<true, false>(next, 0);
-      if (i < clear) w.products<false, true>(0, stage);
-      else if (i < ends) w.add_values_hidden(ring + V_RING + stage, stage, min_of(own.S_k - i * BN, BN), sees(i));
+      if (has(i + 1)) w.products<true, false>(next, 0);
+      if (sees_all(i)) w.products<false, true>(0, stage);
+      else if (has(i)) w.add_values_hidden(ring + V_RING + stage, stage, min_of(keys - i * BN, BN), sees(i));
       end_phase();
       if (i + 1 < last) weights(i + 1);
       const unsigned before = stage;

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernelseam import attention, planning
+from kernelseam import attention, attention_paged, planning
 from kernelseam.contract import EMULATED, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError
 from kernelseam.oracle import check
 from kernelseam.oracle.check import Verdict
+from kernelseam.oracle.formulas import PLAIN, Variant
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Outcome, run_case, targets
 from kernelseam.plugins import plugins
@@ -232,6 +233,9 @@ OWN_CASES = (
     "attention-f16-64-causal-nan-in-hidden-v",
     "attention-f16-64-extreme",
     "attention-f16-64-causal-lengths",
+    "attention-f16-64-causal-window-33-any",
+    "attention-f16-64-window-nan-in-hidden-v",
+    "attention-f16-64-causal-pages-16",
 )
 
 
@@ -241,54 +245,94 @@ def test_the_attention_of_gfx950(name: str, device: Device) -> None:
     _run(name, device, "gfx950").require()
 
 
-def _long(device: Device, dim: int, causal: bool) -> Verdict:
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": (700, None)},
+    "pages": {"causal": True},
+    "pages, window": {"causal": True, "window": (700, None)},
+}
+
+
+def _long(device: Device, dim: int, kind: str) -> Verdict:
     """More keys than the matrix has: the loop of three tiles, whose rings turn more than once, and
-    the largest scores late, so that rows are rescaled there."""
+    the largest scores late, so that rows are rescaled there. Pages hold NaN where no key is, and
+    so does a page that no entry of the table names."""
     S_q, S_k, heads, kv_heads = 40, 1100 if dim == 128 else 1900, 2, 1
     rng, runtime = np.random.default_rng(5), plugins().backend("rocm").runtime
     q = rng.standard_normal((1, heads, S_q, dim)).astype(np.float16)
     k, v = (rng.standard_normal((1, kv_heads, S_k, dim)).astype(np.float16) for _ in "kv")
     k *= (1 + np.arange(S_k) / S_k)[:, None].astype(np.float16)
-    out, lse = attention(
-        *(runtime.from_host(x, device) for x in (q, k, v)),
-        causal=causal,
-        return_lse=True,
-        implementation="gfx950",
-    )
+    options = {"return_lse": True, "implementation": "gfx950", **KINDS[kind]}
+    if "pages" in kind:
+        page = 16
+        table = rng.permutation(1 + -(-S_k // page)).astype(np.int32)[:-1]
+        pages = [_in_pages(x[0, 0], table, page)[:, :, None] for x in (k, v)]
+        lengths = np.array([S_k], np.int32)
+        given, call = (q, *pages, table[None], lengths), attention_paged
+        options |= {"causal": KINDS[kind].get("causal", False), "layout": "bhsd"}
+    else:
+        given, call = (q, k, v), attention
+    out, lse = call(*(runtime.from_host(x, device) for x in given), **options)
     return check.attention(
-        q, k, v, runtime.to_host(out), runtime.to_host(lse), causal=causal, rows=None
+        q,
+        k,
+        v,
+        runtime.to_host(out),
+        runtime.to_host(lse),
+        causal="causal" in KINDS[kind],
+        rows=None,
+        variant=Variant(window=(700, 0)) if "window" in kind else PLAIN,
     )
+
+
+def _in_pages(rows: Any, table: Any, page: int) -> Any:
+    pages = np.full((len(table) + 1, page, rows.shape[1]), np.nan, rows.dtype)
+    for j, row in enumerate(rows):
+        pages[table[j // page], j % page] = row
+    return pages
 
 
 @pytest.mark.parametrize("device", GFX950, ids=lambda d: d.arch)
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [64, 128])
-def test_many_keys_on_gfx950(dim: int, causal: bool, device: Device) -> None:
-    verdict = _long(device, dim, causal)
+def test_many_keys_on_gfx950(dim: int, kind: str, device: Device) -> None:
+    verdict = _long(device, dim, kind)
     assert verdict.passed, verdict.message
 
 
 PLANTED = {
-    "rows whose maximum moved keep old sums": ("o[d] *= fade;", ";", True),
+    "rows whose maximum moved keep old sums": ("o[d] *= fade;", ";", "causal"),
     "values are read from other columns' places": (
         "((2 * g + i % 4 / 2) ^ v_permutation(row))",
         "((2 * g + i % 4 / 2) ^ v_permutation(row + 1))",
-        True,
+        "causal",
     ),
-    "hidden keys are seen": ("if (tile >= clear)", "if (tile > clear)", True),
+    "hidden keys are seen": ("tile < clear;", "tile <= clear;", "causal"),
     "keys are overwritten before they are read": (
-        "K.copy(ring + n * TILE);",
-        "K.copy(ring + NEXT * TILE);",
-        True,
+        "K.copy(ring + n * TILE, ahead);",
+        "K.copy(ring + NEXT * TILE, ahead);",
+        "causal",
     ),
     "keys beyond the last are seen": (
-        "return seen.sees(0, mine, tile * BN + j);",
+        "return seen.visible(0, mine, k_first + tile * BN + j);",
         "return tile * BN + j >= 0;",
-        False,
+        "full",
+    ),
+    "keys before a window are seen": ("tile >= opens)", "tile >= opens - 1)", "window"),
+    "the ring turns where it is not at its first place": (
+        "divide_up(full, 3) * 3",
+        "divide_up(full, 3) * 3 - 1",
+        "window",
+    ),
+    "values come from the pages of the next tile": (
+        "V.copy(ring + V_RING + AFTER * TILE, behind);",
+        "V.copy(ring + V_RING + AFTER * TILE, ahead);",
+        "pages",
     ),
 }
-"""By what is wrong: what stands in the source, what is planted there, whether under a causal
-mask."""
+"""By what is wrong: what stands in the source, what is planted there, and which of KINDS shows
+it."""
 
 
 @pytest.mark.parametrize("device", GFX950, ids=lambda d: d.arch)
@@ -298,7 +342,7 @@ def test_what_is_planted_in_the_attention_of_gfx950_is_found(
 ) -> None:
     from kernelseam_rocm.gfx950 import Gfx950Attention
 
-    find, plant, causal = PLANTED[what]
+    find, plant, kind = PLANTED[what]
     source, files = Gfx950Attention.source, dict(TOOLCHAIN.platform_files(device.arch))
     assert files[source].count(find) == 1
     files[source] = files[source].replace(find, plant)
@@ -306,7 +350,7 @@ def test_what_is_planted_in_the_attention_of_gfx950_is_found(
     monkeypatch.setattr(TOOLCHAIN, "platform_files", lambda arch: files)
     planning.forget()
     try:
-        failed = not _long(device, 128, causal).passed
+        failed = not _long(device, 128, kind).passed
     finally:
         planning.forget()
     assert failed

@@ -24,7 +24,7 @@ problem = partial(attention_problem, batch=2)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"window": True}, "window is not supported by this kernel"),
+        ({"prefix": True}, "prefix is not supported by this kernel"),
         ({"batch_invariant": True}, "batch_invariant is not supported by this kernel"),
         ({"softcap": True, "sinks": True}, "sinks, softcap are not supported by this kernel"),
         ({"dtype": DType.float32}, "it takes bfloat16 and float16, not float32"),
@@ -32,8 +32,16 @@ problem = partial(attention_problem, batch=2)
         ({"head_dim": 96, "value_dim": 96}, "head dims 96: it takes 64 and 128"),
         ({"head_dim": 128, "value_dim": 64}, "head dims 128/64: it takes 64 and 128"),
         (
-            {"kv_view": "paged"},
-            "queries strided with keys paged: it takes both strided or both packed",
+            {"q_view": "packed"},
+            "queries packed with keys strided: it takes both strided or both packed",
+        ),
+        (
+            {"q_view": "pointers", "kv_view": "paged"},
+            "queries pointers with keys paged: it takes strided and packed ones",
+        ),
+        (
+            {"kv_view": "paged", "page_size": 24},
+            "page_size = 24: it takes multiples of 16",
         ),
         ({"vector": 8}, "rows at multiples of 8 bytes: its copies take multiples of 16"),
         ({"S_k": 2**30}, "S_q + S_k = 1073745920: it takes less than 2**30"),
@@ -59,9 +67,19 @@ def test_a_scale_that_is_not_positive_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("more", [{}, {"causal": True}, {"q_view": "packed", "kv_view": "packed"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"causal": True},
+        {"window": True},
+        {"q_view": "packed", "kv_view": "packed"},
+        {"kv_view": "paged", "page_size": 48, "window": True},
+    ],
+)
 def test_what_it_takes(dim: int, more: dict[str, object]) -> None:
-    p = problem(head_dim=dim, value_dim=dim, kv_heads=4, lengths=not more, **more)
+    lengths = not more or "page_size" in more
+    p = problem(head_dim=dim, value_dim=dim, kv_heads=4, lengths=lengths, **more)
     assert KERNEL.refuse(p, ROW) is None
     tile = KERNEL.tile(p, ROW, DEVICE)
     assert tile.head_dim == dim and tile.bn * dim == 8192
@@ -74,6 +92,8 @@ def test_what_it_takes(dim: int, more: dict[str, object]) -> None:
     values = KERNEL.values(p, tile, DEVICE)
     assert (values["q_tiles"], values["head_group"], values["batch"]) == (16, 4, 2)
     assert values["scale_log2"] == pytest.approx(dim**-0.5 * 1.4426950408889634)
+    assert values["left"] == (7 if "window" in more else p.S_q + p.S_k)
+    assert values["page_size"] == more.get("page_size", 1)
     (launch,) = KERNEL.launches(p, tile, DEVICE).steps
     assert launch.kernel is KERNEL
 

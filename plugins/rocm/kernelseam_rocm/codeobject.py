@@ -39,8 +39,10 @@ class CodeObject:
 
 def parse(elf: bytes) -> CodeObject:
     """Read a code object. Raises InvalidValue where the bytes are none."""
+    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
+
     try:
-        return _parse(elf)
+        return _parse(elf, ELFFile)
     except Exception as e:  # the libraries raise of many types for a damaged file
         raise InvalidValue(
             "binary",
@@ -50,10 +52,8 @@ def parse(elf: bytes) -> CodeObject:
         ) from e
 
 
-def _parse(elf: bytes) -> CodeObject:
-    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
-
-    file = ELFFile(BytesIO(elf))
+def _parse(elf: bytes, read: Any) -> CodeObject:
+    file = read(BytesIO(elf))
     if (file.elfclass, file["e_machine"]) != (64, "EM_AMDGPU"):
         raise ValueError("not an AMDGPU ELF")
     if (file["e_phentsize"], file["e_shentsize"]) != _HEADERS:

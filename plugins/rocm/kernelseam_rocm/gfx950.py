@@ -14,10 +14,12 @@ from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     MATRICES,
     OPERANDS,
+    PAGES,
     SEQUENCES,
     VIEWS,
     forward_values,
     matrices,
+    page_values,
     row_values,
 )
 from kernelseam.kernels.attention.cost import tile_keys
@@ -33,11 +35,13 @@ from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_rocm.toolchain import sources
 
-SUPPORTED = ANY_VIEW | SpecOption.causal | SpecOption.dtype_out
+SUPPORTED = ANY_VIEW | SpecOption.causal | SpecOption.window | SpecOption.dtype_out
 """The options that the kernel has. Not ``batch_invariant``: beside a kernel that shorter problems
 get, a row's bits would depend on how many there are."""
 DIMS = (64, 128)
 WAVES, ROWS, STAGES = 8, 32, 3
+_PAGE_ROWS = 16
+"""A wave's part of a tile lies in one page: 16 rows of 64 columns, 8 of 128."""
 BM = WAVES * ROWS
 RATE = 0.5
 """Of the peak, estimated as that of the shared kernel (0.4), of whose matrix instructions a unit is
@@ -49,10 +53,13 @@ _SIGNATURE = Signature(
         *((name, matrices(name)) for name in MATRICES),
         ("lse", row_values("lse")),
         ("sequences", SEQUENCES),
+        ("pages", PAGES),
         (
             "count",
             Structure(tuple((n, "i32") for n in _COUNT), ("q_tiles", "batch", "heads", _COUNT[3])),
         ),
+        ("left", "i32"),
+        ("right", "i32"),
         ("scale_log2", "f32"),
     ),
     flat=True,
@@ -102,7 +109,12 @@ class Gfx950Attention(KernelDefinition):
             return reason
         if spec.head_dim != spec.value_dim or spec.head_dim not in DIMS:
             return f"head dims {spec.dims}: it takes {' and '.join(map(str, DIMS))}"
-        if reason := refuse_mixed_views(spec):
+        if spec.kv_view == "paged":
+            if spec.q_view == "pointers":
+                return "queries pointers with keys paged: it takes strided and packed ones"
+            if p.page_size % _PAGE_ROWS:
+                return f"page_size = {p.page_size}: it takes multiples of {_PAGE_ROWS}"
+        elif reason := refuse_mixed_views(spec):
             return reason
         if spec.vector < 16:
             return f"rows at multiples of {spec.vector} bytes: its copies take multiples of 16"
@@ -145,14 +157,15 @@ class Gfx950Attention(KernelDefinition):
     def values(
         self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device
     ) -> dict[str, int | float]:
-        p = problem
+        p, score = problem, score_values(problem)
         return {
             **forward_values(p),
+            **page_values(p),
             "q_tiles": divide_up(p.S_q, BM),
             "batch": p.batch,
             "num_heads": p.num_heads,
             "head_group": p.head_group,
-            "scale_log2": score_values(p)["scale_log2"],
+            **{n: score[n] for n in ("left", "right", "scale_log2")},
         }
 
     def work(self, problem: AttentionProblem, tile: Gfx950AttentionTile, device: Device) -> Work:
@@ -176,6 +189,11 @@ class Gfx950Attention(KernelDefinition):
         packed = replace(plain, q_view="packed", kv_view="packed")
         yield Covered(self, replace(packed, causal=True))
         yield Covered(self, replace(plain, causal=True, lengths=True), often=False)
+        for dim in DIMS:
+            paged = replace(AttentionSpec(bf16, dim, dim), q_view="packed", kv_view="paged")
+            yield Covered(self, replace(paged, causal=True, lengths=True))
+            yield Covered(self, AttentionSpec(bf16, dim, dim, window=True))
+            yield Covered(self, replace(paged, window=True, lengths=True), often=False)
 
 
 KERNELS = (Gfx950Attention(),)

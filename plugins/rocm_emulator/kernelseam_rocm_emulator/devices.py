@@ -91,7 +91,7 @@ class EmulatedRuntime:
         return EmulatedArray(shape, dtype, device, self._arena)
 
     def from_host(self, host: npt.NDArray[Any], device: Device) -> object:
-        array = EmulatedArray(host.shape, DType.of(host.dtype), device, self._arena)
+        array = EmulatedArray(host.shape, DType.of(host.dtype, floating=False), device, self._arena)
         array.host()[...] = host
         return array
 
