@@ -3,8 +3,6 @@ arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.elements import divider_parameter, divider_values
 from kernelseam.kernels.signature import Structure
@@ -32,14 +30,12 @@ def matrices(name: str) -> Structure:
     )
 
 
-def walk_values(
-    names: Iterable[str], walks: Iterable[tuple[int, int, int]]
-) -> dict[str, int | float]:
-    """The strides of ``matrices`` of these names, each walk (batch, head, row)."""
+def walk_values(problem: object, *names: str) -> dict[str, int | float]:
+    """The strides of ``matrices`` and ``row_values`` of these names, a problem's operands."""
     return {
         f"{name}_{axis}": stride
-        for name, walk in zip(names, walks, strict=True)
-        for axis, stride in zip(STRIDES, walk, strict=True)
+        for name in names
+        for axis, stride in zip(STRIDES, getattr(problem, f"{name}_strides"), strict=False)
     }
 
 
@@ -73,14 +69,7 @@ PAGES = Structure(
 
 def forward_values(p: AttentionProblem) -> dict[str, int | float]:
     """The strides of q, k, v, the result and the LSE; how many queries and keys."""
-    walks = (p.q_strides, p.k_strides, p.v_strides, p.out_strides)
-    return {
-        **walk_values(MATRICES, walks),
-        "lse_batch": p.lse_strides[0],
-        "lse_head": p.lse_strides[1],
-        "S_q": p.S_q,
-        "S_k": p.S_k,
-    }
+    return {**walk_values(p, *MATRICES, "lse"), "S_q": p.S_q, "S_k": p.S_k}
 
 
 def page_values(p: AttentionProblem) -> dict[str, int]:

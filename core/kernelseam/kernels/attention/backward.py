@@ -240,24 +240,12 @@ class AttentionBwdDefinition(KernelDefinition):
             if problem.spec.bias_gradient and self._direct(problem)
             else (p.num_heads * p.S_q * p.S_k, p.S_q * p.S_k, p.S_k, 1)
         )
-        walks = (
-            p.q_strides,
-            p.k_strides,
-            p.v_strides,
-            problem.dout_strides,
-            problem.dq_strides,
-            problem.dk_strides,
-            problem.dv_strides,
-        )
         return {
-            **walk_values(_MATRICES, walks),
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
+            **walk_values(p, *_MATRICES[:3], "lse"),
+            **walk_values(problem, *_MATRICES[3:]),
             "delta_batch": 0 if packed else p.num_heads * rows,
             "delta_head": rows,
-            "dbias_batch": dbias[0],
-            "dbias_head": dbias[1],
-            "dbias_row": dbias[2],
+            **{f"dbias_{axis}": s for axis, s in zip(STRIDES, dbias, strict=False)},
             **score_values(p),
             "S_q": p.S_q,
             "S_k": p.S_k,

@@ -86,16 +86,8 @@ class Softmax(SmallKernel):
         self, problem: SoftmaxProblem, tile: RowTile, device: Device
     ) -> dict[str, int | float]:
         p = problem.attention
-        lse = dict(zip(("lse_batch", "lse_head"), p.lse_strides, strict=True))
-        return {
-            **lse,
-            **score_values(p),
-            "num_heads": p.num_heads,
-            "S_q": p.S_q,
-            "S_k": p.S_k,
-            "pitch": problem.pitch,
-            "total": problem.rows,
-        }
+        ints = (p.num_heads, p.S_q, p.S_k, problem.pitch, problem.rows)
+        return {**self._values(p.lse_strides, ints), **score_values(p)}
 
 
 SOFTMAX = Softmax()

@@ -231,9 +231,7 @@ class HopperLatent(HopperKernel):
         p = problem
         return {
             **_list_values(p, tile, device),
-            **walk_values(_MATRICES, (p.q_strides, p.k_strides, p.out_strides)),
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
+            **walk_values(p, *_MATRICES, "lse"),
             "scale_log2": score_values(p)["scale_log2"],
             **page_values(p),
             "boxes": int(_boxes(p, tile) or _rows_together(p, tile)),
@@ -343,13 +341,7 @@ class HopperLatentMerge(HopperKernel):
     def values(
         self, problem: AttentionProblem, tile: HopperLatentTile, device: Device
     ) -> dict[str, int | float]:
-        p = problem
-        return {
-            **_list_values(p, tile, device),
-            **walk_values(("out",), (p.out_strides,)),
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
-        }
+        return {**_list_values(problem, tile, device), **walk_values(problem, "out", "lse")}
 
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
         rows = least(problem.S_q * problem.head_group, tile.rows)
