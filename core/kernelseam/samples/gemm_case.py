@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import SHORT
 from kernelseam.samples.epilogues import is_of_pairs
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.product_case import ProductCase
@@ -66,18 +66,9 @@ class GemmCase(ProductCase):
         """The number of products summed in an element of C."""
         return self.K * self.c_batch_group * self.c_head_group
 
-    @property
-    def exact(self) -> bool:
-        """Whether results must equal the oracle's bit for bit."""
-        return self.data == "integers"
 
-
-def case(kind: str, what: str = "", **fields: object) -> GemmCase:
-    """``kind`` is DTYPE-XY, X and Y being n or t for A and B."""
-    dtype, ops = kind.split("-")
-    name = "gemm-" + kind + ("-" + what if what else "")
-    plain = GemmCase(name, SHORT[dtype], a_transposed=ops[0] == "t", b_transposed=ops[1] == "t")
-    return replace(plain, **fields)  # type: ignore[arg-type]
+case = partial(GemmCase.of, "gemm")
+"""``kind`` is DTYPE-XY."""
 
 
 TALL: dict[str, object] = {"M": 2304, "N": 136, "K": 40, "batch": 2, "num_heads": 1, "sample": 600}

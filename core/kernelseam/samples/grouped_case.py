@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
-from kernelseam.samples.common import SHORT
 from kernelseam.samples.epilogues import is_of_pairs
 from kernelseam.samples.product_case import ProductCase
 
@@ -71,10 +70,5 @@ class GroupedCase(ProductCase):
 
 
 def case(kind: str, what: str = "", **fields: object) -> GroupedCase:
-    """``kind`` is DTYPE-AXIS-XY, X and Y being n or t for A and B."""
-    dtype, along, ops = kind.split("-")
-    name = "grouped-gemm-" + kind + ("-" + what if what else "")
-    plain = GroupedCase(
-        name, SHORT[dtype], along, a_transposed=ops[0] == "t", b_transposed=ops[1] == "t"
-    )
-    return replace(plain, **fields)  # type: ignore[arg-type]
+    """``kind`` is DTYPE-AXIS-XY."""
+    return GroupedCase.of("grouped-gemm", kind, what, along=kind.split("-")[1], **fields)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
-from kernelseam.samples.common import SHORT
 from kernelseam.samples.product_case import ProductCase
 
 MIXED = (
@@ -29,11 +29,5 @@ class GroupedPointersCase(ProductCase):
     operation = "grouped_gemm_pointers"
 
 
-def case(kind: str, what: str = "", **fields: object) -> GroupedPointersCase:
-    """``kind`` is DTYPE-XY, X and Y being n or t for A and B."""
-    dtype, ops = kind.split("-")
-    name = "grouped-lists-" + kind + ("-" + what if what else "")
-    plain = GroupedPointersCase(
-        name, SHORT[dtype], a_transposed=ops[0] == "t", b_transposed=ops[1] == "t"
-    )
-    return replace(plain, **fields)  # type: ignore[arg-type]
+case = partial(GroupedPointersCase.of, "grouped-lists")
+"""``kind`` is DTYPE-XY."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, Self
 
 from kernelseam.dtypes import DType
-from kernelseam.samples.common import CommonCase
+from kernelseam.samples.common import SHORT, CommonCase
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,25 @@ class ProductCase(CommonCase):
     data: str = "normal"
     """"normal" N(0,1), "positive" U(0,1), "integers" −3…3 (results must agree bit for bit); of a
     batch also "tiny" or "huge" normal."""
+
+    @classmethod
+    def of(cls, prefix: str, kind: str, what: str = "", **fields: Any) -> Self:
+        """A case by its name's parts. ``kind`` is DTYPE-…-XY, X and Y being n or t for A and B."""
+        dtype, *_, ops = kind.split("-")
+        name = "-".join(filter(None, (prefix, kind, what)))
+        a, b = (x == "t" for x in ops)
+        return replace(cls(name, SHORT[dtype], a_transposed=a, b_transposed=b), **fields)
+
+    @property
+    def exact(self) -> bool:
+        """Whether results must equal the oracle's bit for bit."""
+        return self.data == "integers"
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        """How results are compared, as ``oracle.check.gemm_verdict`` takes it."""
+        zero_mean = self.data != "positive"
+        return {"zero_mean": zero_mean, "exact": self.exact, "precision": self.precision}
 
     @property
     def out_dtype(self) -> DType:

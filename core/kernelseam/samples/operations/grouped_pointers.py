@@ -77,10 +77,8 @@ class GroupedPointers(Operation[GroupedPointersCase, list[GemmResult]]):
                 results[f"C[{g}]"],
                 (m,),
                 None,
-                zero_mean=case.data != "positive",
-                exact=case.data == "integers",
                 flushed=flushed,
-                precision=case.precision,
+                **case.judged,
             )
             for g, (m, _, k) in enumerate(case.sizes)
         )
