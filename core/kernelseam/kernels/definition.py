@@ -88,18 +88,20 @@ class KernelDefinition(Composition):
         """Threads of a block: by default the tile's, or those of its warps."""
         return int(getattr(tile, "threads", 0) or row.warp_size * tile.warps)
 
+    def cluster(self, tile: Any) -> int:
+        """Blocks of a cluster, on archs with clusters."""
+        return 1
+
     def shared_bytes(self, spec: Any, tile: Any) -> int:
         """Dynamic shared memory of a block: by default what the tile says."""
         return int(tile.shared_bytes(spec))
 
     def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
-        """The launch configuration. Override it for clusters."""
+        """The launch configuration."""
         blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
-        shared, early = (
-            self.shared_bytes(problem.spec, tile),
-            self.early and row.programmatic_launch,
-        )
-        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared, programmatic=early)
+        shared, cluster = self.shared_bytes(problem.spec, tile), self.cluster(tile)
+        early = self.early and row.programmatic_launch
+        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared, (cluster, 1, 1), early)
 
     @abstractmethod
     def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:

@@ -25,7 +25,7 @@ from kernelseam.kernels.attention.forward_arguments import (
 )
 from kernelseam.kernels.attention.fp8 import query_bytes, refuse_fp8
 from kernelseam.kernels.attention.ragged import typical
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import UNIFORM, Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
@@ -203,12 +203,7 @@ class AttentionDecode(KernelDefinition):
             **shared_constants(spec),
             "OUT_VIEW": VIEWS[spec.q_view],
             "LSE": spec.lse,
-            "WARPS": tile.warps,
-            "ROWS": tile.rows,
-            "BN": tile.bn,
-            "STAGES": tile.stages,
-            "Q_RESIDENT": tile.q_resident,
-            "ITEM_COST": tile.item_cost,
+            **members(tile, "warps", "rows", "bn", "stages", "q_resident", "item_cost"),
             "MIN_BLOCKS": tile.blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),
         }

@@ -24,7 +24,7 @@ from kernelseam.kernels.attention.forward_arguments import (
 from kernelseam.kernels.attention.fp8 import refuse_fp8
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS, in_parts, part_strides
 from kernelseam.kernels.attention.tile import AttentionTile, is_plain
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     INT32,
@@ -172,13 +172,8 @@ class AttentionDefinition(KernelDefinition):
             ],
             "GROUPED": tile.grouped,
             "LSE": spec.lse or tile.splits > 1,
-            "WARPS": tile.warps,
-            "COLUMN_WARPS": tile.column_warps,
-            "ROWS": tile.rows,
-            "BN": tile.bn,
-            "STAGES": tile.stages,
-            "Q_RESIDENT": tile.q_resident,
-            "Q_RETURNED": tile.q_returned,
+            **members(tile, "warps", "column_warps", "rows", "bn", "stages"),
+            **members(tile, "q_resident", "q_returned"),
             "UNROLL": tile.score_unroll,
             "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),

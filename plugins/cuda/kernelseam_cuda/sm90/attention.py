@@ -10,7 +10,6 @@ from kernelseam.contract import (
     ArchRow,
     Device,
     Launch,
-    LaunchConfig,
     Launches,
     TensorMap,
 )
@@ -35,7 +34,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
     with_expression,
 )
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
@@ -146,6 +145,8 @@ class HopperAttention(HopperKernel):
     name = "sm90"
     entry = "attention_forward_sm90"
     source = "sm90/attention/forward.h"
+    early = True
+    """Its blocks set up their barriers while the kernel before it ends."""
     multiplies = True
     known_tiles: tuple[HopperAttentionTile, ...] = ATTENTION
     few_queries: tuple[HopperAttentionTile, ...] = FEW_QUERIES
@@ -264,28 +265,19 @@ class HopperAttention(HopperKernel):
             "T": DEVICE_TYPE[spec.q],
             "TO": DEVICE_TYPE[spec.out],
             "Q_SCALES": spec.q_scales is not None,
-            "V_STAGES": tile.v_stages,
-            "SUM_BLOCKS": tile.sum_blocks,
+            **members(tile, "v_stages", "sum_blocks"),
             "DQK": spec.head_dim,
             "DV": spec.value_dim,
             **score_constants(spec),
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
-            "LENGTHS": spec.lengths,
-            "LSE": spec.lse,
-            "BN": tile.bn,
-            "GROUPS": tile.groups,
-            "BLOCKS": tile.blocks,
-            "VALUE_PARTS": tile.value_parts,
-            "STAGES": tile.stages,
-            "Q_STAGES": tile.q_stages,
-            "OUT_STAGES": tile.out_stages,
-            "GROUP_HEADS": tile.group_heads,
+            **members(spec, "lengths", "lse"),
+            **members(tile, "bn", "groups", "blocks", "value_parts"),
+            **members(tile, "stages", "q_stages", "out_stages", "group_heads"),
             "IN_PARTS": tile.parts > 1,
             "IN_CLUSTER": tile.in_cluster,
             "PING_PONG": tile.turns,
-            "EARLY": tile.early,
-            "AHEAD": tile.ahead,
+            **members(tile, "early", "ahead"),
             "RECOMPUTE_NAN_ROWS": tile.remake,
             "DYNAMIC": _counted(spec, tile),
             "LATE": tile.late or spec.q_view == "packed",
@@ -310,12 +302,8 @@ class HopperAttention(HopperKernel):
             return tiles
         return least(tiles, max(device.limits.compute_units, 1) * tile.blocks)
 
-    def config(
-        self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        """Its blocks set up their barriers while the kernel before it ends."""
-        plain = replace(super().config(problem, tile, row, device), programmatic=True)
-        return replace(plain, cluster=(tile.parts, 1, 1)) if tile.in_cluster else plain
+    def cluster(self, tile: HopperAttentionTile) -> int:
+        return tile.parts if tile.in_cluster else 1
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)

@@ -23,7 +23,7 @@ from kernelseam.kernels.attention.scores import (
     score_values,
     with_expression,
 )
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import most
@@ -190,6 +190,8 @@ class HopperVisibleBlocks(HopperKernel):
     name = "sm90"
     entry = "attention_visible_blocks_sm90"
     source = "sm90/attention/visible_blocks.h"
+    early = True
+    """As the forward's blocks do while it ends."""
     operands = OPERANDS
     _signature = Signature(
         (
@@ -224,9 +226,7 @@ class HopperVisibleBlocks(HopperKernel):
             "Q_VIEW": VIEWS[spec.q_view],
             "KV_VIEW": VIEWS[spec.kv_view],
             "LENGTHS": spec.lengths,
-            "BN": tile.bn,
-            "GROUPS": tile.groups,
-            "GROUP_HEADS": tile.group_heads,
+            **members(tile, "bn", "groups", "group_heads"),
             "IN_PARTS": tile.parts > 1,
             "IN_CLUSTER": tile.in_cluster,
         }
@@ -241,10 +241,8 @@ class HopperVisibleBlocks(HopperKernel):
     def config(
         self, problem: AttentionProblem, tile: HopperAttentionTile, row: ArchRow, device: Device
     ) -> LaunchConfig:
-        """Its blocks come while the kernel before it ends, as the forward's do while it ends."""
         threads = _THREADS_OF_A_MASK if problem.spec.mask else _THREADS
-        plain = super().config(problem, tile, row, device)
-        return replace(plain, block=(threads, 1, 1), programmatic=True)
+        return replace(super().config(problem, tile, row, device), block=(threads, 1, 1))
 
     def threads(self, tile: HopperAttentionTile, row: ArchRow) -> int:
         return _THREADS

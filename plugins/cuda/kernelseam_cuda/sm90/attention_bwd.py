@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
@@ -283,10 +283,8 @@ class HopperWideAttentionBwd(HopperAttentionBwd):
     def own_constants(self, tile: Any) -> Constants:
         return {}
 
-    def config(
-        self, problem: AttentionBwdProblem, tile: Any, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        return replace(super().config(problem, tile, row, device), cluster=(tile.cluster, 1, 1))
+    def cluster(self, tile: Any) -> int:
+        return int(tile.cluster)
 
 
 WIDE = HopperWideAttentionBwd()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, LaunchConfig, Launches
+from kernelseam.contract import ArchRow, Device, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
@@ -64,6 +64,8 @@ class HopperBackwardKernel(HopperKernel):
     operation = "attention_bwd"
     name = "sm90"
     operands = OPERANDS
+    early = True
+    """Each starts while the one before it ends."""
 
     def refuse(self, problem: AttentionBwdProblem, row: ArchRow) -> str | None:
         p, spec = problem.forward, problem.spec.forward
@@ -108,12 +110,6 @@ class HopperBackwardKernel(HopperKernel):
             "STEP": tile.step,
             "IN_ORDER": tile.in_order,
         }
-
-    def config(
-        self, problem: AttentionBwdProblem, tile: Any, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        """Each starts while the one before it ends."""
-        return replace(super().config(problem, tile, row, device), programmatic=True)
 
     def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return 0

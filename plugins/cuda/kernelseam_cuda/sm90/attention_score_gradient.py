@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
@@ -120,11 +120,8 @@ class ScoreGradient(HopperBackwardKernel):
     def shared_bytes(self, spec: AttentionBwdSpec, tile: Any) -> int:
         return int(tile.shared_bytes)
 
-    def config(
-        self, problem: AttentionBwdProblem, tile: Any, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        plain = replace(super().config(problem, tile, row, device), programmatic=True)
-        return replace(plain, cluster=(tile.cluster, 1, 1)) if tile.cluster > 1 else plain
+    def cluster(self, tile: Any) -> int:
+        return int(tile.cluster)
 
     def values(
         self, problem: AttentionBwdProblem, tile: Any, device: Device

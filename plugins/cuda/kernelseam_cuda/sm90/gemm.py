@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam.kernels.config import Constants
+from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
@@ -122,6 +122,8 @@ class HopperGemm(HopperKernel):
     name = "sm90"
     entry = "gemm_sm90"
     source = "sm90/gemm/gemm.h"
+    early = True
+    """Its blocks set up their barriers while the kernel before it ends."""
     multiplies = True
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
@@ -283,34 +285,20 @@ class HopperGemm(HopperKernel):
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "TC": DEVICE_TYPE[spec.dtype_c],
-            "A_TRANSPOSED": spec.a_transposed,
-            "B_TRANSPOSED": spec.b_transposed,
-            "SCALES": spec.scales,
+            **members(spec, "a_transposed", "b_transposed", "scales"),
             **scale_constants(spec),
             **epilogue_constants(spec),
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": spec.residual is not None,
             "ROW_SUMS": DEVICE_TYPE[spec.row_sums],
-            "SUMMED": spec.summed,
-            "SEGMENTED": spec.segmented,
+            **members(spec, "summed", "segmented"),
             "JOINED": (None, "a", "b", "k").index(spec.joined),
             **NOT_GROUPED,
             **heads_constants(None),
-            "BM": tile.bm,
-            "BN": tile.bn,
-            "GROUPS": tile.groups,
-            "STAGES": tile.stages,
-            "CLUSTER": tile.cluster,
-            "GROUP_ROWS": tile.group_rows,
-            "SHARED_A": tile.shared_a,
-            "SPLIT": tile.split,
-            "TAIL_PARTS": tile.tail_parts,
-            "IN_TURNS": tile.in_turns,
-            "PING_PONG": tile.ping_pong,
-            "HALVES": tile.halves,
-            "BLOCKS": tile.blocks,
-            "BUFFERS": tile.buffers,
+            **members(tile, "bm", "bn", "groups", "stages", "cluster", "group_rows"),
+            **members(tile, "shared_a", "split", "tail_parts", "in_turns", "ping_pong"),
+            **members(tile, "halves", "blocks", "buffers"),
             "STORE": int(tile.store == "tma"),
             "C_FIRST": tile.c_first,
             "B_FIRST": tile.b_first,
@@ -351,15 +339,8 @@ class HopperGemm(HopperKernel):
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
         return least(tile_count(problem, tile), clusters) * tile.cluster
 
-    def config(
-        self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        """Its blocks set up their barriers while the kernel before it ends."""
-        return replace(
-            super().config(problem, tile, row, device),
-            cluster=(tile.cluster * tile.split, 1, 1),
-            programmatic=True,
-        )
+    def cluster(self, tile: HopperGemmTile) -> int:
+        return tile.cluster * tile.split
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
         return 128 * (tile.groups + 1)

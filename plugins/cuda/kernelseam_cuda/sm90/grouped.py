@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.grouped_problem import (
     INDICES,
@@ -96,11 +96,8 @@ class HopperGroups(HopperKernel, OfferingDefinition):
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
         return least(self.count(problem, tile), clusters) * tile.cluster
 
-    def config(
-        self, problem: Any, tile: HopperGemmTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        plain = super().config(problem, tile, row, device)
-        return replace(plain, cluster=(tile.cluster, 1, 1))
+    def cluster(self, tile: HopperGemmTile) -> int:
+        return tile.cluster
 
     def threads(self, tile: HopperGemmTile, row: ArchRow) -> int:
         return _GEMM.threads(tile, row)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kernelseam.contract import ArchRow, Device, Launch, LaunchConfig, Launches, TensorMap
+from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
@@ -216,11 +216,8 @@ class HopperLatent(HopperKernel):
         """A block a multiprocessor; no more than there can be work for."""
         return together_of(problem, tile) * groups_of(problem, tile, device)
 
-    def config(
-        self, problem: AttentionProblem, tile: HopperLatentTile, row: ArchRow, device: Device
-    ) -> LaunchConfig:
-        plain = super().config(problem, tile, row, device)
-        return replace(plain, cluster=(tile.cluster, 1, 1))
+    def cluster(self, tile: HopperLatentTile) -> int:
+        return tile.cluster
 
     def threads(self, tile: HopperLatentTile, row: ArchRow) -> int:
         return 384
