@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
@@ -46,6 +47,15 @@ def discovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., plugin
 
     yield use
     planning.forget()
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads that take turns far more often than usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import gc
 import mmap
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -160,15 +160,6 @@ def test_failed_calls_leave_nothing(discovered: Discovered) -> None:
 
 
 # ---------------------------------------------------------------- many plans at once
-
-
-@pytest.fixture
-def hurried() -> Iterator[None]:
-    """Threads that take turns far more often than usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 def test_eight_threads_make_a_thousand_plans_each(acme: Any, hurried: None) -> None:

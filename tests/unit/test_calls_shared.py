@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -40,15 +40,6 @@ def gemm(**more: Any) -> BatchedGemmStrided:
     return BatchedGemmStrided(
         **{"A": a, "B": a, "C": AcmeArray(np.zeros((4, 4), np.float32)), **more}, M=4, N=4, K=4
     )
-
-
-@pytest.fixture
-def hurried() -> Iterator[None]:
-    """Threads that take turns far more often than usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 # ---------------------------------------------------------------- one call
