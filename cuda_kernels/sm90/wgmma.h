@@ -88,7 +88,7 @@ template<class T, int N> struct Wgmma;
 
 // ss: A and B in shared memory; A_M, B_N: 1 where MN-major, 0 where K-major. rs: A in registers, B
 // contiguous along n. ROW: bytes of a row in shared memory, of 16-bit operands 128.
-#define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5) \
+#define KS_WGMMA_SHAPE(T, type, n, o0, o1, o2, o3, o4, o5, ...) \
   template<> struct Wgmma<T, n> { \
     template<int A_M = 0, int B_N = 0, int ROW = 128> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
       asm volatile(KS_WGMMA(n, 16, type, KS_WIDE("x", o0) KS_WIDE("y", o1), "x", o2, "1, 1, %" #o3 ", %" #o4) \
@@ -107,27 +107,9 @@ template<class T, int N> struct Wgmma;
                    : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add)); \
     } \
   };
-#define KS_WGMMA_SHAPES(n, ...) KS_WGMMA_SHAPE(f16, "f16", n, __VA_ARGS__) KS_WGMMA_SHAPE(bf16, "bf16", n, __VA_ARGS__)
-KS_WGMMA_SHAPES(8, 4, 5, 6, 7, 8, 9)
-KS_WGMMA_SHAPES(16, 8, 9, 10, 11, 12, 13)
-KS_WGMMA_SHAPES(32, 16, 17, 18, 19, 20, 21)
-KS_WGMMA_SHAPES(48, 24, 25, 26, 27, 28, 29)
-KS_WGMMA_SHAPES(64, 32, 33, 34, 35, 36, 37)
-KS_WGMMA_SHAPES(80, 40, 41, 42, 43, 44, 45)
-KS_WGMMA_SHAPES(96, 48, 49, 50, 51, 52, 53)
-KS_WGMMA_SHAPES(112, 56, 57, 58, 59, 60, 61)
-KS_WGMMA_SHAPES(128, 64, 65, 66, 67, 68, 69)
-KS_WGMMA_SHAPES(144, 72, 73, 74, 75, 76, 77)
-KS_WGMMA_SHAPES(160, 80, 81, 82, 83, 84, 85)
-KS_WGMMA_SHAPES(176, 88, 89, 90, 91, 92, 93)
-KS_WGMMA_SHAPES(192, 96, 97, 98, 99, 100, 101)
-KS_WGMMA_SHAPES(208, 104, 105, 106, 107, 108, 109)
-KS_WGMMA_SHAPES(224, 112, 113, 114, 115, 116, 117)
-KS_WGMMA_SHAPES(240, 120, 121, 122, 123, 124, 125)
-KS_WGMMA_SHAPES(256, 128, 129, 130, 131, 132, 133)
 
 // float32 as TF32, of which the units read a sign, 8 bits of exponent and 10 behind the point: m64nNk8, both contiguous along k.
-#define KS_WGMMA_TF32(n, o0, o1, o2, o3, o4, o5) \
+#define KS_WGMMA_TF32(n, o0, o1, o2, o3, o4, o5, ...) \
   template<> struct Wgmma<float, n> { \
     template<int A_M = 0, int B_N = 0> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
       static_assert(!A_M && !B_N, "TF32 lies along k in shared memory"); \
@@ -139,16 +121,10 @@ KS_WGMMA_SHAPES(256, 128, 129, 130, 131, 132, 133)
                    : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add)); \
     } \
   };
-KS_WGMMA_TF32(32, 16, 17, 18, 19, 20, 21)
-KS_WGMMA_TF32(64, 32, 33, 34, 35, 36, 37)
-KS_WGMMA_TF32(96, 48, 49, 50, 51, 52, 53)
-KS_WGMMA_TF32(128, 64, 65, 66, 67, 68, 69)
-KS_WGMMA_TF32(192, 96, 97, 98, 99, 100, 101)
-KS_WGMMA_TF32(256, 128, 129, 130, 131, 132, 133)
 
 #if KS_E4M3
 // e4m3: m64nNk32, both contiguous along k, in rows of ROW bytes. Of a sum the units keep about 13 bits.
-#define KS_WGMMA_E4M3(n, o0, o1, o2, o3, o4, o5, o6) \
+#define KS_WGMMA_E4M3(n, o0, o1, o2, o3, o4, o5, o6, ...) \
   template<> struct Wgmma<e4m3, n> { \
     template<int A_M = 0, int B_N = 0, int ROW = 128> static KS_DEVICE void ss(float (&d)[n / 2], u32 a, u32 b, int add) { \
       static_assert(!A_M && !B_N, "e4m3 lies along k in shared memory"); \
@@ -160,11 +136,6 @@ KS_WGMMA_TF32(256, 128, 129, 130, 131, 132, 133)
                    : KS_D##n : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(descriptor_high<ROW>)); \
     } \
   };
-KS_WGMMA_E4M3(64, 32, 33, 34, 35, 36, 37, 38)
-KS_WGMMA_E4M3(96, 48, 49, 50, 51, 52, 53, 54)
-KS_WGMMA_E4M3(128, 64, 65, 66, 67, 68, 69, 70)
-KS_WGMMA_E4M3(192, 96, 97, 98, 99, 100, 101, 102)
-KS_WGMMA_E4M3(256, 128, 129, 130, 131, 132, 133, 134)
 
 // Two float32 to e4m3, the first in the lower byte, to nearest even; of what is larger, 448.
 KS_DEVICE unsigned short pack_e4m3(float low, float high) {
@@ -229,28 +200,20 @@ template<class T, int N> struct WgmmaFour;
   template<> struct WgmmaFour<e4m3, n> { \
     KS_FOUR_SS(n, 32, "e4m3", u32, "r", KS_LOW, KS_CONTIGUOUS, __VA_ARGS__) KS_FOUR_RS(n, 32, "e4m3", u32, "r", KS_LOW, "1, 1", __VA_ARGS__) \
   };
+
+// The shapes that a binary uses, as KS_SHAPES: of each of n columns KS_SHAPE(n, n/2, n/2 + 1, …), the places of operands behind the accumulator's.
+// The front end takes 4 ms to read one.
+#define KS_SHAPE_WIDER(n, ...) \
+  KS_WGMMA_SHAPE(f16, "f16", n, __VA_ARGS__) KS_WGMMA_SHAPE(bf16, "bf16", n, __VA_ARGS__) KS_WGMMA_TF32(n, __VA_ARGS__) \
+  KS_FOUR_SHAPE(f16, "f16", n, __VA_ARGS__) KS_FOUR_SHAPE(bf16, "bf16", n, __VA_ARGS__)
 #if KS_E4M3
-#define KS_FOUR_SHAPES(n, ...) \
-  KS_FOUR_SHAPE(f16, "f16", n, __VA_ARGS__) KS_FOUR_SHAPE(bf16, "bf16", n, __VA_ARGS__) KS_FOUR_E4M3(n, __VA_ARGS__)
+#define KS_SHAPE(n, ...) KS_SHAPE_WIDER(n, __VA_ARGS__) KS_WGMMA_E4M3(n, __VA_ARGS__) KS_FOUR_E4M3(n, __VA_ARGS__)
 #else
-#define KS_FOUR_SHAPES(n, ...) KS_FOUR_SHAPE(f16, "f16", n, __VA_ARGS__) KS_FOUR_SHAPE(bf16, "bf16", n, __VA_ARGS__)
+#define KS_SHAPE KS_SHAPE_WIDER
 #endif
-KS_FOUR_SHAPES(16, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29)
-KS_FOUR_SHAPES(32, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37)
-KS_FOUR_SHAPES(48, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45)
-KS_FOUR_SHAPES(64, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53)
-KS_FOUR_SHAPES(80, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61)
-KS_FOUR_SHAPES(96, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69)
-KS_FOUR_SHAPES(112, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77)
-KS_FOUR_SHAPES(128, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85)
-KS_FOUR_SHAPES(144, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93)
-KS_FOUR_SHAPES(160, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101)
-KS_FOUR_SHAPES(176, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109)
-KS_FOUR_SHAPES(192, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117)
-KS_FOUR_SHAPES(208, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123, 124, 125)
-KS_FOUR_SHAPES(224, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131, 132, 133)
-KS_FOUR_SHAPES(240, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141)
-KS_FOUR_SHAPES(256, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145, 146, 147, 148, 149)
+#ifdef KS_SHAPES
+KS_SHAPES
+#endif
 
 // d = a·b, or added to d, over STEPS steps along k. Panels of PER steps: A_STEP, B_STEP bytes from a step to the next in a panel, A_PANEL,
 // B_PANEL from a panel to the next.

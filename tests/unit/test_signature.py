@@ -204,7 +204,7 @@ def test_an_entry_may_take_structures_whole(in_place: bool, where: str) -> None:
         'sizeof(((Argument3*)0)->table) == 8, "table of pages");\n'
         "static_assert(KS_OFFSET(Argument3, rows) == 8 && "
         'sizeof(((Argument3*)0)->rows) == 4, "rows of pages");\n'
-        "typedef Argument<4, decltype(k_body)>::type Argument4;\n"
+        "typedef ParametersOf<Left3::others> Left4; typedef Left4::first Argument4;\n"
         "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\n"
         f"k(KS_ARGUMENT Argument0 map, Argument1 n, {where}Argument3 pages) {{\n"
         "  k_body(map, n, Argument2{}, pages, Argument4{});\n"
@@ -216,12 +216,14 @@ def test_an_entry_hands_members_to_a_body() -> None:
     inner = Structure((("size", "i32"), ("shift", "i32")), ("d", "shift"))
     pages = Structure((("table", "pointer"), ("page", inner)), ("base", "size"))
     created = entry("k", "k.h", Signature((("pages", pages), ("n", "i32")), flat=True))
-    _, _, code = created.partition("Argument<N - 1, R(More...)> {};\n")
+    _, _, code = created.partition(
+        "R(const A&, More...)> { typedef A first; typedef R others(More...); };\n"
+    )
     assert created.startswith('#include "k.h"\ntemplate')
     assert code == (
-        "typedef Argument<0, decltype(k_body)>::type Argument0;\n"
+        "typedef ParametersOf<decltype(k_body)> Left0; typedef Left0::first Argument0;\n"
         'static_assert(sizeof(Argument0) == 16, "size of pages");\n'
-        "typedef Argument<1, decltype(k_body)>::type Argument1;\n"
+        "typedef ParametersOf<Left0::others> Left1; typedef Left1::first Argument1;\n"
         "KS_KERNEL(BODY_THREADS, BODY_BLOCKS)\n"
         "k(decltype(((Argument0*)0)->base) pages_base, decltype(((Argument0*)0)->size.d) "
         "pages_size_d, decltype(((Argument0*)0)->size.shift) pages_size_shift, Argument1 n) {\n"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from kernelseam.kernels.signature import Signature, Structure
 
-_ARGUMENT = """template<int N, class F> struct Argument;
-template<class R, class A, class... More> struct Argument<0, R(A, More...)> { typedef A type; };
+_PARAMETERS = """template<class F> struct ParametersOf;
 template<class R, class A, class... More>
-struct Argument<0, R(const A&, More...)> { typedef A type; };
-template<int N, class R, class A, class... More>
-struct Argument<N, R(A, More...)> : Argument<N - 1, R(More...)> {};"""
-"""The type of a function's parameter, without a reference."""
+struct ParametersOf<R(A, More...)> { typedef A first; typedef R others(More...); };
+template<class R, class A, class... More>
+struct ParametersOf<R(const A&, More...)> { typedef A first; typedef R others(More...); };"""
+"""The type of a function's first parameter, without a reference, and the function of the others: an
+index into all of them would be as many instantiations for each."""
 
 
 def entry(kernel: str, source: str, signature: Signature) -> str:
@@ -23,13 +23,15 @@ def entry(kernel: str, source: str, signature: Signature) -> str:
     A member that only the host has does not compile, nor one that only the device source has, where
     the structure grows by it.
     """
-    types, parameters, body, call = [_ARGUMENT], list[str](), list[str](), list[str]()
+    types, parameters, body, call = [_PARAMETERS], list[str](), list[str](), list[str]()
+    left = f"decltype({kernel}_body)"
     fixed = [(n, k) for n, k in signature.parameters if n not in signature.optional]
     given = dict(signature.parameters)
     optional = [(name, given.get(name)) for name in signature.optional]
     assert (*fixed, *((n, k) for n, k in optional if k)) == signature.parameters, "in their order"
     for i, (name, kind) in enumerate([*fixed, *optional]):
-        types.append(f"typedef Argument<{i}, decltype({kernel}_body)>::type Argument{i};")
+        types.append(f"typedef ParametersOf<{left}> Left{i}; typedef Left{i}::first Argument{i};")
+        left = f"Left{i}::others"
         call.append(name if kind else f"Argument{i}{{}}")
         if kind is None:
             continue

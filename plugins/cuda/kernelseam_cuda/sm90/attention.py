@@ -36,7 +36,7 @@ from kernelseam.kernels.attention.scores import (
 )
 from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.elements import DEVICE_TYPE, refuse_row_strides
+from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
@@ -81,7 +81,7 @@ from kernelseam_cuda.sm90.attention_tiles import (
     HopperAttentionTile,
 )
 from kernelseam_cuda.sm90.kernel import HopperKernel
-from kernelseam_cuda.sm90.tiles import panel_bytes, promotion
+from kernelseam_cuda.sm90.tiles import PANEL, columns_of, panel_bytes, promotion
 
 SHORT_SEQUENCE = 2048
 """Below this number of keys the tiles for short sequences are used."""
@@ -258,6 +258,11 @@ class HopperAttention(HopperKernel):
             counted = replace(first, workspace={**first.workspace, "counter": 0})
             launches = replace(launches, steps=(counted, *others), zeroed_bytes=counter)
         return launches if is_banded(problem.spec) else with_blocks(launches, problem, tile)
+
+    def accumulators(self, spec: AttentionSpec, tile: HopperAttentionTile) -> Iterable[int]:
+        if tile.value_parts == 1:
+            return tile.bn, columns_of(spec.value_dim)
+        return tile.bn, divide_up(spec.value_dim, PANEL * tile.value_parts) * PANEL
 
     def constants(self, spec: AttentionSpec, tile: HopperAttentionTile, row: ArchRow) -> Constants:
         producer, consumer = tile.registers

@@ -51,7 +51,7 @@ from kernelseam_cuda.sm90.attention_bwd_tiles import BACKWARD_REGISTERS, HopperW
 from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
 from kernelseam_cuda.sm90.attention_score_gradient import SCORE_GRADIENT
 from kernelseam_cuda.sm90.attention_score_gradient import steps as score_gradient_steps
-from kernelseam_cuda.sm90.tiles import promotion
+from kernelseam_cuda.sm90.tiles import PANEL, promotion
 
 _CONSUMERS = 2
 """Of a block; each adds to a piece of its own of the sums: sums.h."""
@@ -109,6 +109,13 @@ class HopperAttentionBwd(HopperBackwardKernel):
     def main(self, tile: BackwardTile) -> HopperBackwardKernel:
         """The kernel that multiplies."""
         return WIDE if isinstance(tile, HopperWideBackwardTile) else self
+
+    def accumulators(self, spec: AttentionBwdSpec, tile: BackwardTile) -> Iterable[int]:
+        """Scores, gradients of keys and values, in parts of at most 192 columns, and pieces of dq,
+        of 64 columns or of what is left of them."""
+        columns = tile.columns(spec.forward)
+        parts = (2 * PANEL if n > 3 * PANEL else n for n in columns)
+        return tile.step, PANEL, *parts, columns[0] % PANEL or PANEL
 
     def launches(
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device

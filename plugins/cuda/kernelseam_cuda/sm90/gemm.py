@@ -280,6 +280,9 @@ class HopperGemm(HopperKernel):
         origin = dict.fromkeys((*maps, "origin"), 0)
         return Launches((Launch(self, problem, tile, origin),), ORIGIN_BYTES)
 
+    def accumulators(self, spec: GemmSpec, tile: HopperGemmTile) -> Iterable[int]:
+        return tile.accumulators
+
     def constants(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
         producer, consumer = REGISTERS[tile.groups]
         return {

@@ -184,6 +184,9 @@ class HopperGroupedGemm(HopperGroups):
         own = Launch(self, problem, tile, {"origin": 0, "sums": counters})
         return Launches((own,), counters + sums, zeroed_bytes=counters)
 
+    def accumulators(self, spec: GroupedGemmSpec, tile: HopperGemmTile) -> Iterable[int]:
+        return tile.accumulators
+
     def constants(self, spec: GroupedGemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
         producer, consumer = REGISTERS[tile.groups]
         if _gathers(spec) and tile.groups > 1:

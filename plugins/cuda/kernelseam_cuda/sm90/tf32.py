@@ -105,6 +105,10 @@ class HopperTf32Gemm(HopperKernel, OfferingDefinition):
             (Launch(self, problem, tile, dict.fromkeys((*_MAPS, "origin"), 0)),), ORIGIN_BYTES
         )
 
+    def accumulators(self, spec: GemmSpec, tile: HopperTf32Tile) -> Iterable[int]:
+        columns = tile.bm if tile.turned else tile.bn
+        return columns, columns // 2
+
     def constants(self, spec: GemmSpec, tile: HopperTf32Tile, row: ArchRow) -> Constants:
         producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
         return {

@@ -92,6 +92,11 @@ class HopperGemmTile:
     """Of e4m3: a consumer multiplies half of its columns after the other, and adds up meanwhile."""
 
     @property
+    def accumulators(self) -> tuple[int, ...]:
+        """Columns of its products: of the sums of rows, and of a tile or its halves."""
+        return 8, self.bn, self.bn // (1 + self.halves)
+
+    @property
     def name(self) -> str:
         """Rows×columns, slices, who stores, cluster."""
         more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
