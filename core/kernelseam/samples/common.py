@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kernelseam.dtypes import DType
 from kernelseam.samples.operand_layout import OperandLayout
@@ -50,6 +51,10 @@ class InjectedValue:
 @dataclass(frozen=True, kw_only=True)
 class CommonCase:
     """What the cases of all operations have."""
+
+    def fields(self, *names: str) -> dict[str, Any]:
+        """Of these names, with their values."""
+        return {n: getattr(self, n) for n in names}
 
     injected: tuple[InjectedValue, ...] = ()
     sample: int | None = None

@@ -53,12 +53,5 @@ class ProductCase(CommonCase):
     @property
     def product(self) -> dict[str, Any]:
         """The descriptor's fields that are those of every product."""
-        return {
-            "a_transposed": self.a_transposed,
-            "b_transposed": self.b_transposed,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "dtype": self.dtype,
-            "dtype_c": self.out_dtype,
-            "precision": self.precision,
-        }
+        shared = self.fields("a_transposed", "b_transposed", "alpha", "beta", "dtype", "precision")
+        return {**shared, "dtype_c": self.out_dtype}

@@ -26,6 +26,7 @@ from kernelseam.samples.data import captured
 from kernelseam.samples.data.memory import (
     Placement,
     RowSpan,
+    placement,
     repeated_copy,
     scattered,
     unrepeated_shape,
@@ -399,13 +400,7 @@ def rows(
     elif case.scattered and not operand_layout.broadcast:
         return scattered(name, operand_layout, shape, dtype, seed="qkvo".index(name[0]))
     else:
-        return Placement(
-            name,
-            dtype,
-            shape,
-            (*operand_layout.strides(shape, dtype.itemsize), 1),
-            operand_layout.offset,
-        )
+        return placement(name, operand_layout, shape, dtype)
     strides = (*operand_layout.strides(whole, dtype.itemsize), 1)
     min_elements = (
         0 if 0 in whole else 1 + sum((n - 1) * s for n, s in zip(whole, strides, strict=True))

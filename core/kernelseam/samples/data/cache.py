@@ -199,15 +199,10 @@ def describe(case: CacheCase, layout: Layout, addresses: Mapping[str, Any]) -> P
     B, S = case.lead
     return PagedCache(
         **fields,
-        direction=case.direction,
+        **case.fields("direction", "kv_heads", "head_dim", "value_dim", "page_size", "dtype"),
         batch=B,
         S=S,
-        kv_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        value_dim=case.value_dim,
         pages=places(case).pages,
-        page_size=case.page_size,
         scales=case.scaled or None,
-        dtype=case.dtype,
         dtype_pages=case.pages_dtype,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kernelseam.oracle.formulas import Array
-from kernelseam.samples.data.memory import Placement
+from kernelseam.samples.data.memory import Placement, placement
 from kernelseam.samples.merge_case import MergeCase
 
 
@@ -38,13 +38,7 @@ def placements(case: MergeCase) -> dict[str, Placement]:
         "outs": Placement(
             "outs", case.dtype, (case.parts, *shape), (part, *strides, 1), case.outs.offset
         ),
-        "out": Placement(
-            "out",
-            case.dtype_out,
-            shape,
-            (*case.out.strides(shape, case.dtype_out.itemsize), 1),
-            case.out.offset,
-        ),
+        "out": placement("out", case.out, shape, case.dtype_out),
     }
     head = case.rows + case.part_gap
     each, kind = (case.num_heads * head, head, 1), case.dtype.accumulator

@@ -26,6 +26,7 @@ from kernelseam.samples.data.memory import (
     Layout,
     Placement,
     drawn,
+    placement,
     repeated_copy,
     unrepeated_shape,
 )
@@ -146,13 +147,7 @@ def placements(case: ProjectionCase) -> dict[str, Placement]:
 def _rows(case: ProjectionCase, name: str, shape: Shape, dtype: DType) -> Placement:
     operand_layout = case.operand_layout(name)
     if not case.page_size or name not in ("k", "v"):
-        return Placement(
-            name,
-            dtype,
-            shape,
-            (*operand_layout.strides(shape, dtype.itemsize), 1),
-            operand_layout.offset,
-        )
+        return placement(name, operand_layout, shape, dtype)
     dtype = case.dtype_pages or dtype
     whole = (places(case).pages, shape[1], case.page_size, shape[3])
     strides = (*operand_layout.strides(whole, dtype.itemsize), 1)

@@ -114,13 +114,8 @@ def describe_strided(
         **strides(layout, packed(case)),
         **dict(_views(case)),
         **_options(case),
-        dtype_q=case.dtype_q,
-        dtype_kv=case.dtype_kv,
-        q_scale_block=case.q_scale_block,
-        scale_block=case.scale_block,
-        latent=case.latent,
-        row_scale_block=case.row_scale_block,
-        prefix_groups=case.prefix_groups,
+        **case.fields("dtype_q", "dtype_kv", "q_scale_block", "scale_block"),
+        **case.fields("latent", "row_scale_block", "prefix_groups"),
     )
 
 
@@ -133,7 +128,7 @@ def packed(case: AttentionCase) -> set[str]:
 
 
 def _options(case: AttentionCase) -> dict[str, Any]:
-    return {**{n: getattr(case, n) for n in FIELDS}, "dtype_bias": case.bias}
+    return {**case.fields(*FIELDS), "dtype_bias": case.bias}
 
 
 def _views(case: AttentionCase) -> Iterator[tuple[str, Any]]:

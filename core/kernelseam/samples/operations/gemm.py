@@ -38,16 +38,10 @@ class Gemm(Operation[GemmCase, GemmResult]):
     def describe(self, case: GemmCase, placed: Placed) -> BatchedGemmStrided | BatchedGemmPointers:
         layout, addresses = placed.layout, placed.addresses
         options: dict[str, Any] = {
-            "M": case.M,
-            "N": case.N,
-            "K": case.K,
-            "batch": case.batch,
-            "num_heads": case.num_heads,
+            **case.fields("M", "N", "K", "batch", "num_heads", "c_batch_group", "c_head_group"),
             **case.product,
             "dtype_bias": case.bias,
             "dtype_residual": case.residual,
-            "c_batch_group": case.c_batch_group,
-            "c_head_group": case.c_head_group,
         }
         steps = {
             n: s

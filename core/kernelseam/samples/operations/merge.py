@@ -21,17 +21,8 @@ class Merge(Operation[MergeCase, MergeResult]):
         return ("out", "lse") if case.lse else ("out",)
 
     def describe(self, case: MergeCase, placed: Placed) -> MergeStates:
-        return MergeStates(
-            **placed.addresses,
-            **strides(placed.layout),
-            parts=case.parts,
-            batch=case.batch,
-            num_heads=case.num_heads,
-            rows=case.rows,
-            value_dim=case.value_dim,
-            dtype=case.dtype,
-            dtype_out=case.dtype_out,
-        )
+        own = case.fields("parts", "batch", "num_heads", "rows", "value_dim", "dtype", "dtype_out")
+        return MergeStates(**placed.addresses, **strides(placed.layout), **own)
 
     def expected(self, case: MergeCase, inputs: Arrays) -> MergeResult:
         return formulas.merge_states(inputs["outs"], inputs["lses"])
