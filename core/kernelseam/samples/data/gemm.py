@@ -19,7 +19,6 @@ from kernelseam.samples.data.memory import (
     placement,
     repeated_copy,
     scattered,
-    unrepeated_shape,
 )
 from kernelseam.samples.epilogues import REDUCTIONS, Extents, epilogue_named
 from kernelseam.samples.gemm_case import GemmCase
@@ -95,12 +94,7 @@ def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
     values."""
     operand_shapes = shapes(case)
     inputs = {
-        name: repeated_copy(
-            drawn(
-                rng, unrepeated_shape(operand_shapes[name], operand_layout), case.dtype, case.data
-            ),
-            operand_shapes[name],
-        )
+        name: drawn(rng, operand_shapes[name], case.dtype, case.data, operand_layout)
         for name, operand_layout in (("A", case.a), ("B", case.b))
     }
     if case.beta != 0 or any(p.operand == "C" for p in case.injected):
@@ -111,12 +105,7 @@ def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
     ):
         if dtype:
             operand_layout = case.c if name == "residual" and case.in_place else operand_layout
-            inputs[name] = repeated_copy(
-                drawn(
-                    rng, unrepeated_shape(operand_shapes[name], operand_layout), dtype, case.data
-                ),
-                operand_shapes[name],
-            )
+            inputs[name] = drawn(rng, operand_shapes[name], dtype, case.data, operand_layout)
     for name, shape in scale_shapes(case).items():
         extents = {"tensor": (1, 1, 1), "matrices": (*shape[:2], 1)}.get(case.scales, shape)
         powers = rng.integers(-3, 4, extents) if case.exact else rng.uniform(-3, 3, extents)

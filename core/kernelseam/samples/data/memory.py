@@ -91,9 +91,18 @@ class Placement:
             yield index, np.ndarray(shape, self.dtype.numpy, memory, at, strides[-len(shape) :])
 
 
-def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType, kind: str) -> Array:
+def drawn(
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    dtype: DType,
+    kind: str,
+    operand_layout: OperandLayout | None = None,
+) -> Array:
     """Numbers of a case's ``data``: "integers" −3…3, "positive" U(0,1), "normal" N(0,1), or these
-    "tiny" or "huge"."""
+    "tiny" or "huge"; the same along axes that a layout repeats."""
+    if operand_layout is not None:
+        unrepeated = drawn(rng, unrepeated_shape(shape, operand_layout), dtype, kind)
+        return repeated_copy(unrepeated, shape)
     if kind == "integers":
         return rng.integers(-3, 4, shape).astype(dtype.numpy)
     if kind == "positive":

@@ -27,8 +27,6 @@ from kernelseam.samples.data.memory import (
     Placement,
     drawn,
     placement,
-    repeated_copy,
-    unrepeated_shape,
 )
 from kernelseam.samples.data.projection_places import given_scales, places
 from kernelseam.samples.projection_case import ProjectionCase
@@ -93,10 +91,7 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
         if name not in written:
             dtype = case.residual if name == "residual" and case.residual else case.dtype
             operand_layout = case.operand_layout(name)
-            inputs[name] = repeated_copy(
-                drawn(rng, unrepeated_shape(shape, operand_layout), dtype, case.data),
-                shape,
-            )
+            inputs[name] = drawn(rng, shape, dtype, case.data, operand_layout)
     if case.bias and "d_bias" not in written:
         count = case.width if case.operation == "qkv_projection" else case.hidden
         inputs["bias"] = drawn(rng, (count,), case.bias, case.data)
