@@ -165,17 +165,18 @@ def _qkv(shapes: Shapes, options: Options) -> Sharding:
     return Sharding(axes, [Result(one)] * 3, letters)
 
 
+def _projected(options: Options, *results: Result) -> list[Result]:
+    """The gradients of a projection that are wanted."""
+    wanted = (options["input_gradient"], options["weight_gradient"], options["has_bias"])
+    return [r if w else _NONE for r, w in zip(results, wanted, strict=True)]
+
+
 def _qkv_bwd(shapes: Shapes, options: Options) -> Sharding:
     one = _dense(options)[0][4 - len(shapes["dq"]) :]
     input = "BSC" if len(one) == 4 else "SC"
     axes = {"dq": one, "dk": one, "dv": one, "input": input, "weight": "RC"}
-    wanted = (options["input_gradient"], options["weight_gradient"], options["has_bias"])
-    results = Result(input), Result("RC", "BS"), Result("R", "BS")
-    return Sharding(
-        {n: axes[n] for n in shapes},
-        [r if w else _NONE for r, w in zip(results, wanted, strict=True)],
-        "BSC",
-    )
+    results = _projected(options, Result(input), Result("RC", "BS"), Result("R", "BS"))
+    return Sharding({n: axes[n] for n in shapes}, results, "BSC")
 
 
 def _rows_of_heads(shapes: Shapes, options: Options) -> tuple[str, str]:
@@ -195,13 +196,8 @@ def _output(shapes: Shapes, options: Options) -> Sharding:
 def _output_bwd(shapes: Shapes, options: Options) -> Sharding:
     attn_out, out = _rows_of_heads(shapes, options)
     axes = {"d_output": out, "attn_out": attn_out, "weight": "NH"}
-    wanted = (options["input_gradient"], options["weight_gradient"], options["has_bias"])
-    results = Result(attn_out, "N"), Result("NH", "BS"), Result("N", "BS")
-    return Sharding(
-        {n: axes[n] for n in shapes},
-        [r if w else _NONE for r, w in zip(results, wanted, strict=True)],
-        "BSNH",
-    )
+    results = _projected(options, Result(attn_out, "N"), Result("NH", "BS"), Result("N", "BS"))
+    return Sharding({n: axes[n] for n in shapes}, results, "BSNH")
 
 
 def _grouped(shapes: Shapes, options: Options) -> Sharding:

@@ -19,6 +19,23 @@ from kernelseam.samples.common import (
 
 _ARCHS = frozenset({"shared"})
 """An arch converts one of the two, or none."""
+_PACKED: dict[str, object] = {
+    "q_sequences": (33, 1, 0, 40),
+    "k_sequences": (33, 70, 0, 129),
+    "batch": 4,
+    "S_q": 40,
+    "margin": 3,
+    **dict.fromkeys(("q", "k", "v", "out"), TOKENS),
+}
+_DECODED: dict[str, object] = {
+    "kv_lengths": (1, 16, 17, 0, 100),
+    "batch": 5,
+    "S_k": 200,
+    "page_size": 16,
+    "k": TOKENS,
+    "v": TOKENS,
+}
+_BLOCKS: dict[str, object] = {"scales": "blocks", "scale_block": 16}
 
 
 def stored() -> Iterator[AttentionCase]:
@@ -125,28 +142,17 @@ def _cases_of_queries() -> Iterator[AttentionCase]:
         scales="entries",
         injected=(InjectedValue("q_scales", NAN, (0, 1)),),
     )
-    blocks = {"scales": "blocks", "scale_block": 16}
-    yield case("bf16-128-causal", "8-bit-blocks", **blocks, q_scale_block=32)
-    yield case("f16-64", "8-bit-blocks-gqa", **blocks, q_scale_block=5, num_heads=6, S_q=20)
+    yield case("bf16-128-causal", "8-bit-blocks", **_BLOCKS, q_scale_block=32)
+    yield case("f16-64", "8-bit-blocks-gqa", **_BLOCKS, q_scale_block=5, num_heads=6, S_q=20)
     yield case("bf16-64", "8-bit-query-blocks", scales="heads", q_scale_block=16)
-    yield case("bf16-64", "8-bit-key-blocks", **blocks, S_q=40)
-    yield case("f16-64-causal", "8-bit-blocks-softcap", **blocks, q_scale_block=1, softcap=3.0)
-    packed = {
-        "q_sequences": (33, 1, 0, 40),
-        "k_sequences": (33, 70, 0, 129),
-        "batch": 4,
-        "S_q": 40,
-        "margin": 3,
-        **dict.fromkeys(("q", "k", "v", "out"), TOKENS),
-    }
-    yield case("bf16-128-causal", "8-bit-sequences", **packed, scales="entries")
+    yield case("bf16-64", "8-bit-key-blocks", **_BLOCKS, S_q=40)
+    yield case("f16-64-causal", "8-bit-blocks-softcap", **_BLOCKS, q_scale_block=1, softcap=3.0)
+    yield case("bf16-128-causal", "8-bit-sequences", **_PACKED, scales="entries")
     more = {"scales": "blocks", "scale_block": 32, "q_scale_block": 8}
-    yield case("f16-64", "8-bit-sequences-blocks", **packed, **more)
-    pages = {"page_size": 16, "k": TOKENS, "v": TOKENS}
-    decoded = {"kv_lengths": (1, 16, 17, 0, 100), "batch": 5, "S_k": 200, **pages}
-    yield case("bf16-128-causal", "8-bit-pages", **decoded, S_q=4, num_heads=8, scales="entries")
+    yield case("f16-64", "8-bit-sequences-blocks", **_PACKED, **more)
+    yield case("bf16-128-causal", "8-bit-pages", **_DECODED, S_q=4, num_heads=8, scales="entries")
     more = {"scales": "blocks", "scale_block": 5, "q_scale_block": 3}
-    yield case("f16-64", "8-bit-pages-blocks", **decoded, **more, S_q=20)
+    yield case("f16-64", "8-bit-pages-blocks", **_DECODED, **more, S_q=20)
     split = {"S_q": 17, "S_k": 3000, "batch": 1, "num_heads": 4, "kv_heads": 1}
     yield case("bf16-128", "8-bit-split", **split, scales="heads")
 
@@ -174,42 +180,31 @@ def _cases() -> Iterator[AttentionCase]:
         scales="entries",
         injected=(InjectedValue("v_scales", NAN, (0, 1)), InjectedValue("k_scales", NAN, (1, 0))),
     )
-    blocks = {"scales": "blocks", "scale_block": 16}
     for kind in ("f16-64", "bf16-128-causal"):
-        yield case(kind, "8-bit-blocks", **blocks, S_q=40)
-        yield case(kind, "8-bit-blocks-1-query-gqa", **blocks, **few)
+        yield case(kind, "8-bit-blocks", **_BLOCKS, S_q=40)
+        yield case(kind, "8-bit-blocks-1-query-gqa", **_BLOCKS, **few)
     yield case("f16-64-causal", "8-bit-keys", scales="blocks", scale_block=1, S_q=20)
-    yield case("f16-64", "8-bit-blocks-softcap", **blocks, softcap=3.0, S_q=5, mask="random")
+    yield case("f16-64", "8-bit-blocks-softcap", **_BLOCKS, softcap=3.0, S_q=5, mask="random")
     yield case(
         "f16-64-causal",
         "8-bit-blocks-hidden-nan",
-        **blocks,
+        **_BLOCKS,
         injected=(
             InjectedValue("v_scales", NAN, (0, 0, 7)),
             InjectedValue("v", NAN, (1, 0, 100, 3)),
         ),
     )
-    pages = {"page_size": 16, "k": TOKENS, "v": TOKENS}
-    decoded = {"kv_lengths": (1, 16, 17, 0, 100), "batch": 5, "S_k": 200, **pages}
-    yield case("f16-64", "8-bit-pages", **few, **decoded, scales="heads")
-    yield case("bf16-128-causal", "8-bit-pages", **{**few, "S_q": 4}, **decoded, scales="entries")
-    yield case("f16-128", "8-bit-pages-blocks", **few, **decoded, scales="blocks", scale_block=16)
-    yield case("bf16-64", "8-bit-pages-keys", **few, **decoded, scales="blocks", scale_block=1)
-    yield case("f16-64", "8-bit-pages-uneven", **few, **decoded, scales="blocks", scale_block=5)
-    shared = {**few, "num_heads": 16, "kv_heads": 1, "latent": True, **decoded}
+    yield case("f16-64", "8-bit-pages", **few, **_DECODED, scales="heads")
+    yield case("bf16-128-causal", "8-bit-pages", **{**few, "S_q": 4}, **_DECODED, scales="entries")
+    yield case("f16-128", "8-bit-pages-blocks", **few, **_DECODED, scales="blocks", scale_block=16)
+    yield case("bf16-64", "8-bit-pages-keys", **few, **_DECODED, scales="blocks", scale_block=1)
+    yield case("f16-64", "8-bit-pages-uneven", **few, **_DECODED, scales="blocks", scale_block=5)
+    shared = {**few, "num_heads": 16, "kv_heads": 1, "latent": True, **_DECODED}
     yield case("bf16-576/512", "8-bit-latent-pages", **shared, scales="tensor")
     keys = {"scales": "blocks", "scale_block": 1}
     yield case("bf16-576/512-causal", "8-bit-latent-pages-keys", **{**shared, "S_q": 2}, **keys)
-    packed = {
-        "q_sequences": (33, 1, 0, 40),
-        "k_sequences": (33, 70, 0, 129),
-        "batch": 4,
-        "S_q": 40,
-        "margin": 3,
-        **dict.fromkeys(("q", "k", "v", "out"), TOKENS),
-    }
-    yield case("f16-64-causal", "8-bit-sequences", **packed, scales="entries")
-    yield case("bf16-64", "8-bit-sequences-blocks", **packed, scales="blocks", scale_block=32)
+    yield case("f16-64-causal", "8-bit-sequences", **_PACKED, scales="entries")
+    yield case("bf16-64", "8-bit-sequences-blocks", **_PACKED, scales="blocks", scale_block=32)
     split = {"S_q": 1, "S_k": 3000, "batch": 1, "num_heads": 4, "kv_heads": 1}
     yield case("f16-64", "8-bit-split", **split, scales="heads")
     yield case("bf16-128", "8-bit-split-blocks", **split, scales="blocks", scale_block=64)
