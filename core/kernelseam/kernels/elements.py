@@ -59,7 +59,8 @@ def divider_values(name: str, d: int) -> dict[str, int]:
 
 def pad(dim: int, column_warps: int = 1) -> int:
     """A head dim as tiles hold it: rounded up to 16 columns for each of ``column_warps`` warps."""
-    return divide_up(dim, 16 * column_warps) * 16 * column_warps
+    width = 16 * column_warps
+    return -(-dim // width) * width
 
 
 TF32_PRODUCTS: Mapping[str | None, int] = {None: 0, "tf32": 1, "tf32x3": 3}

@@ -74,8 +74,7 @@ class _Traced:
         self._problem = with_numbers(problem, map(self._symbol, numbers(problem)))
         if len(self._inputs) != count:
             raise Untraceable("a number below 0, or a part that not all such problems have")
-        self._represented = representative(self._problem)
-        varied = [x for x in numbers(self._represented) if type(x) is Symbol]
+        varied, self._represented = self._text.problems([representative(self._problem)])
         lines, _ = self._trace.code(varied, frozenset())
         self.class_of = self._compiled("class_of", [*lines, f"return {self._text.of(varied)}"])
         self._selections: dict[tuple[Any, ...], Selection | None] = {}
@@ -101,8 +100,9 @@ class _Traced:
         if values not in self._selections:
             while len(self._selections) >= _MOST_CLASSES:
                 self._selections.pop(next(iter(self._selections), ()), None)
+            (represented,) = self._represented(*values)
             self._selections[values] = selection_of(
-                self._represented, values, self._device, self._implementation
+                represented, self._device, self._implementation
             )
         return self._selections[values]
 

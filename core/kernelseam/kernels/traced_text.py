@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 from kernelseam.contract import Device
@@ -11,20 +12,16 @@ from kernelseam.errors import KernelSeamError
 from kernelseam.kernels.kernel import KernelImplementation
 from kernelseam.kernels.tracing import Encoded, TracedStep
 from kernelseam.symbolic import Symbol, Trace
-from kernelseam.tuned.numbers import numbers, with_numbers
+from kernelseam.tuned.classes import represents_itself
 
 Selection = tuple[KernelImplementation, Any]
 """An implementation and a tile."""
 
 
-def selection_of(
-    represented: Any, varied: Iterable[Any], device: Device, implementation: str | None
-) -> Selection | None:
-    """What computes problems of a class, given its representative over symbols and the numbers that
-    vary; None where that is no kernel of the core's making."""
-    left = iter(varied)
-    given = [next(left) if type(x) is Symbol else x for x in numbers(represented)]
-    problem = with_numbers(represented, given)
+def selection_of(problem: Any, device: Device, implementation: str | None) -> Selection | None:
+    """What computes problems of a class, given its representative; None where that is no kernel of
+    the core's making."""
+    represents_itself(problem)
     try:
         choice = select(problem, device, implementation)
     except KernelSeamError:
@@ -51,6 +48,29 @@ class Text:
     def of(self, values: Sequence[Any]) -> str:
         """A tuple's."""
         return listed(map(self.number, values))
+
+    def problems(self, over_symbols: Sequence[Any]) -> tuple[list[Symbol], Callable[..., Any]]:
+        """The symbols of problems, in order, and what makes such problems of their values."""
+        symbols, names = list[Symbol](), self.namespace
+
+        def text(x: Any) -> str:
+            if type(x) is Symbol:
+                symbols.append(x)
+                return f"v{len(symbols) - 1}"
+            if isinstance(x, tuple):
+                return listed(map(text, x))
+            names[name := f"c{len(names)}"] = x
+            if is_dataclass(x):
+                before = len(symbols)
+                parts = [f"{f.name}={text(getattr(x, f.name))}" for f in fields(x)]
+                if len(symbols) > before:  # a spec has none, and stays itself
+                    names[name] = type(x)
+                    return f"{name}({', '.join(parts)})"
+            return name
+
+        lines = [f"return {listed(map(text, over_symbols))}"]
+        inputs = ", ".join(f"v{i}" for i in range(len(symbols)))
+        return symbols, self.compiled("problems", inputs, lines)
 
     def argument(self, name: str, x: Any) -> str:
         """A number's, or an encoded tensor map's, whose encoder gets the name."""

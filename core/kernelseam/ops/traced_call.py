@@ -27,7 +27,6 @@ from kernelseam.ops.operation import Operation
 from kernelseam.planning.checks import check_addresses, check_overlap
 from kernelseam.symbolic import Symbol, Trace, Untraceable, most
 from kernelseam.tuned.classes import representative
-from kernelseam.tuned.numbers import numbers
 
 Selections = tuple[Selection, ...]
 """For each problem of a call."""
@@ -154,12 +153,12 @@ class TracedCall:
         self.written = tuple(dict.fromkeys(operation.written))
         self.results = tuple(self._new)
         self._late = frozenset((*self._addresses, *self._new_addresses()))
-        self._class = [x for t in self._traced for x in numbers(t.represented) if type(x) is Symbol]
-        if any(map(self._trace.dependence(self._late), self._class)):
+        varied, self._represented = self._text.problems([t.represented for t in self._traced])
+        if any(map(self._trace.dependence(self._late), varied)):
             raise Untraceable("an address decides which class a problem is of")
-        lines, _ = self._trace.code(self._class, self._late)
+        lines, _ = self._trace.code(varied, self._late)
         self.class_of = self._text.compiled(
-            "class_of", ", ".join(self._numbers), [*lines, f"return {self._text.of(self._class)}"]
+            "class_of", ", ".join(self._numbers), [*lines, f"return {self._text.of(varied)}"]
         )
         """``class_of(*numbers)``: the numbers of the representatives that vary; None where a
         condition does not hold that needs no address."""
@@ -200,11 +199,9 @@ class TracedCall:
 
     def _choose(self, values: tuple[Any, ...]) -> Selections | None:
         """The kernels of a class; None where not all are kernels of the core's making."""
-        left, selections = iter(values), list[Selection]()
-        for traced in self._traced:
-            count = sum(type(x) is Symbol for x in numbers(traced.represented))
-            varied = [next(left) for _ in range(count)]
-            selection = selection_of(traced.represented, varied, self._device, self._implementation)
+        selections = list[Selection]()
+        for problem in self._represented(*values):
+            selection = selection_of(problem, self._device, self._implementation)
             if selection is None:
                 return None
             selections.append(selection)

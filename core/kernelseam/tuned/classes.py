@@ -110,8 +110,13 @@ def representative(problem: T) -> T:
     known: T | None = kept.get(_KEPT)
     if known is None:  # dispatch asks several times for a problem
         known = kept[_KEPT] = represent(problem)
-        vars(known)[_KEPT] = known
+        represents_itself(known)
     return known
+
+
+def represents_itself(problem: object) -> None:
+    """Of a problem that is a class's representative."""
+    vars(problem)[_KEPT] = problem
 
 
 def _strides(s: Strides, n: int, represented: int, width: int, heads: int = 1) -> Strides:

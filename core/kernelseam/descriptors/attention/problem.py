@@ -93,12 +93,12 @@ class AttentionSpec(SpecNumbers):
 
     operation = "attention"
 
-    @property
+    @cached_property
     def q(self) -> DType:
         """The element type of q as it lies in memory."""
         return self.dtype_q or self.dtype
 
-    @property
+    @cached_property
     def kv(self) -> DType:
         """The element type of k and v as they lie in memory; products are of ``dtype``."""
         return self.dtype_kv or self.dtype
@@ -139,7 +139,7 @@ class AttentionSpec(SpecNumbers):
         latent = " latent" * self.latent
         return f"{dtypes}{options}{latent}{views}"
 
-    @property
+    @cached_property
     def out(self) -> DType:
         """The element type of the result."""
         return self.dtype_out or self.dtype
@@ -150,7 +150,7 @@ class AttentionSpec(SpecNumbers):
         it."""
         return self.dtype.accumulator
 
-    @property
+    @cached_property
     def options(self) -> SpecOption:
         """The options that are set: an implementation must support them all."""
         result = SpecOption(0)
@@ -407,7 +407,7 @@ class AttentionProblem(ProblemNumbers):
                 )
         return read
 
-    @property
+    @cached_property
     def bytes_moved(self) -> int:
         s, b, h = self.spec, self.batch, self.num_heads
         queries = self.total_q if s.q_view == "packed" else b * self.S_q

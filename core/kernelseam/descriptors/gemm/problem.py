@@ -90,17 +90,17 @@ class GemmSpec:
 
     operation = "gemm"
 
-    @property
+    @cached_property
     def epilogue_structure(self) -> EpilogueStructure | None:
         """The epilogue's structure."""
         return None if self.epilogue is None else epilogue_of(self.epilogue)
 
-    @property
+    @cached_property
     def pairs(self) -> str:
         """How the epilogue pairs columns; "" where it does not."""
         return "" if self.epilogue is None else epilogue_of(self.epilogue).pairs
 
-    @property
+    @cached_property
     def reductions(self) -> tuple[Reduction, ...]:
         """The epilogue's sums and maxima."""
         return () if self.epilogue is None else epilogue_of(self.epilogue).reductions
@@ -400,7 +400,7 @@ class GemmProblem:
     def operations(self) -> int:
         return 2 * self.matrices * self.M * self.N * self.K if self.reads_inputs else 0
 
-    @property
+    @cached_property
     def bytes_moved(self) -> int:
         size, c_size = self.spec.dtype.itemsize, self.spec.dtype_c.itemsize
         a = (
