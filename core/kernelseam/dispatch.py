@@ -178,7 +178,8 @@ def consider(
     for i in sorted(known, key=_is_last_resort):
         asked = whole or not (_is_last_resort(i) and any(a.takes for a in answers))
         answer = ask(i, problem, device, whole) if asked else Candidate(i, None, None)
-        answers.append(replace(answer, foreign=fitted and registry.is_foreign(i)))
+        is_foreign = fitted and registry.is_foreign(i)
+        answers.append(replace(answer, foreign=True) if is_foreign else answer)
     return _ordered(answers)
 
 

@@ -69,6 +69,7 @@ class DType(enum.Enum):
     # members are singletons; Enum's own hash is slow enough to show in a call's time
     __hash__ = object.__hash__
 
+    _value_: str
     itemsize: int
     """Bytes of one element."""
     unit_roundoff: float

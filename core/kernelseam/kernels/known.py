@@ -19,7 +19,7 @@ from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, 
 from kernelseam.kernels.tracing import traced_launches, traced_steps
 from kernelseam.planning.checks import check_operands
 from kernelseam.plugins import plugins
-from kernelseam.symbolic import Symbol, Trace, Untraceable
+from kernelseam.symbolic import Trace, Untraceable
 from kernelseam.tuned.classes import representative
 from kernelseam.tuned.numbers import numbers, with_numbers
 
@@ -101,9 +101,7 @@ class _Traced:
             while len(self._selections) >= _MOST_CLASSES:
                 self._selections.pop(next(iter(self._selections), ()), None)
             (represented,) = self._represented(*values)
-            self._selections[values] = selection_of(
-                represented, self._device, self._implementation
-            )
+            self._selections[values] = selection_of(represented, self._device, self._implementation)
         return self._selections[values]
 
     def function(self, selection: Selection) -> _Function | None:

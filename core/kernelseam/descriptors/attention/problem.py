@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.attention.options import (
@@ -158,6 +158,11 @@ class AttentionSpec(SpecNumbers):
             if f.name not in PLAIN and getattr(self, f.name) != f.default:
                 result |= SpecOption[f.name]
         return result
+
+    @cached_property
+    def part(self) -> AttentionSpec:
+        """Of a part of the keys, whose result and LSE are float32 for a merge."""
+        return replace(self, lse=True, dtype_out=DType.float32)
 
     def refused_by(self, supported: SpecOption) -> str | None:
         """Why an implementation of these options does not take the spec, or None."""

@@ -45,11 +45,10 @@ def least_seconds(
     """The tile whose launches have the least predicted time."""
 
     def seconds(tile: Tile) -> float:
-        works = (
-            x.kernel.work(x.problem, x.tile, device)
+        return sum(
+            predicted(x.kernel.work(x.problem, x.tile, device), row.costs, device.limits)
             for x in kernel.launches(problem, tile, device).kernels
         )
-        return sum(predicted(w, row.costs, device.limits) for w in works)
 
     return min(tiles, key=seconds)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
@@ -163,18 +164,7 @@ class AttentionDecode(KernelDefinition):
         return refuse_dtype(spec.dtype, row) or refuse_strides(p)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[DecodeTile, ...]:
-        dim = max(pad(spec.head_dim), pad(spec.value_dim))
-        fit = [
-            t
-            for t in row.tiles.get("attention_decode", ())
-            if spec.dtype in t.dtypes
-            and spec.dtype_kv is t.dtype_kv
-            and not t.beyond(spec)
-            and dim <= t.max_dim
-            and t.shared_bytes(spec) <= row.shared_bytes_per_block
-        ]
-        narrowest = min((t.max_dim for t in fit), default=0)
-        return tuple(t for t in fit if t.max_dim == narrowest)
+        return _tiles(spec, row)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> DecodeTile:
         return least_seconds(self, problem, self.tiles(problem.spec, row), row, device)
@@ -284,3 +274,19 @@ def _places(p: AttentionProblem, tile: DecodeTile) -> int:
     """Of the kernel's list, where every sequence is as long as it can be."""
     rows = divide_up(p.S_q * p.head_group, tile.rows)
     return p.batch * p.kv_heads * rows * (max(divide_up(p.S_k, tile.bn), 1) + tile.item_cost)
+
+
+@lru_cache(512)
+def _tiles(spec: AttentionSpec, row: ArchRow) -> tuple[DecodeTile, ...]:
+    dim = max(pad(spec.head_dim), pad(spec.value_dim))
+    fit = [
+        t
+        for t in row.tiles.get("attention_decode", ())
+        if spec.dtype in t.dtypes
+        and spec.dtype_kv is t.dtype_kv
+        and not t.beyond(spec)
+        and dim <= t.max_dim
+        and t.shared_bytes(spec) <= row.shared_bytes_per_block
+    ]
+    narrowest = min((t.max_dim for t in fit), default=0)
+    return tuple(t for t in fit if t.max_dim == narrowest)

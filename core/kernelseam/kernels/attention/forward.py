@@ -10,6 +10,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import changed
 from kernelseam.kernels.attention.arguments import OPERANDS, VIEWS
 from kernelseam.kernels.attention.cost import forward_work, least_seconds
 from kernelseam.kernels.attention.forward_arguments import (
@@ -80,23 +81,7 @@ class AttentionDefinition(KernelDefinition):
         return refuse_strides(problem)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
-        dim, plain = (
-            max(pad(spec.head_dim), pad(spec.value_dim)),
-            is_plain(spec) and spec.kv_view == "strided",
-        )
-        fit = [
-            t
-            for t in row.tiles.get("attention", ())
-            if spec.dtype in t.dtypes
-            and spec.dtype_kv is t.dtype_kv
-            and spec.precision == t.precision
-            and dim <= t.max_dim
-            and (plain or not t.plain)
-            and t.shared_bytes(spec) * (t.min_blocks if t.in_turns else 1)
-            <= row.shared_bytes_per_block
-        ]
-        narrowest = min((t.max_dim for t in fit), default=0)
-        return tuple(t for t in fit if t.max_dim == narrowest)
+        return _tiles(spec, row)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> AttentionTile:
         """That of the least predicted time, of those whose blocks can be counted.
@@ -110,8 +95,9 @@ class AttentionDefinition(KernelDefinition):
             return tiles[0]
         offered = [self._split(problem, self._grouped(problem, t), row, device) for t in tiles]
         launched = [t for t in offered if self.grid(problem, t, device) < INT32]
-        fewest = min(offered, key=lambda t: self.grid(problem, t, device))
-        return least_seconds(self, problem, launched or [fewest], row, device)
+        if not launched:
+            launched = [min(offered, key=lambda t: self.grid(problem, t, device))]
+        return least_seconds(self, problem, launched, row, device)
 
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
@@ -141,9 +127,10 @@ class AttentionDefinition(KernelDefinition):
         self, problem: AttentionProblem, tile: AttentionTile, row: ArchRow, device: Device
     ) -> AttentionTile:
         splits = self._splits(problem, tile, device)
-        part = replace(problem.spec, dtype_out=DType.float32)
-        fits = tile.shared_bytes(part) <= row.shared_bytes_per_block
-        return replace(tile, splits=splits if fits else 1)
+        if splits == 1:
+            return tile
+        fits = tile.shared_bytes(problem.spec.part) <= row.shared_bytes_per_block
+        return changed(tile, splits=splits) if fits else tile
 
     def _blocks_of_a_group(self, problem: AttentionProblem, tile: AttentionTile) -> int:
         rows = problem.S_q * (problem.head_group if tile.grouped else 1)
@@ -212,6 +199,26 @@ class AttentionDefinition(KernelDefinition):
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
         return forward_work(problem, tile)
+
+
+@lru_cache(512)
+def _tiles(spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
+    dim, plain = (
+        max(pad(spec.head_dim), pad(spec.value_dim)),
+        is_plain(spec) and spec.kv_view == "strided",
+    )
+    fit = [
+        t
+        for t in row.tiles.get("attention", ())
+        if spec.dtype in t.dtypes
+        and spec.dtype_kv is t.dtype_kv
+        and spec.precision == t.precision
+        and dim <= t.max_dim
+        and (plain or not t.plain)
+        and t.shared_bytes(spec) * (t.min_blocks if t.in_turns else 1) <= row.shared_bytes_per_block
+    ]
+    narrowest = min((t.max_dim for t in fit), default=0)
+    return tuple(t for t in fit if t.max_dim == narrowest)
 
 
 def _together(problem: AttentionProblem, tile: AttentionTile, q_tiles: int, device: Device) -> int:

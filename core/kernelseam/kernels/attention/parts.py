@@ -3,12 +3,11 @@ merge."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import Launch, Launches
 from kernelseam.descriptors.attention.problem import AttentionProblem
-from kernelseam.dtypes import DType
+from kernelseam.frozen import changed
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import pad
@@ -27,23 +26,23 @@ def in_parts(
     They begin ``first`` bytes into the workspace. The kernel gets a problem whose ``out`` and
     ``lse`` are those of the first part; ``part_strides`` has the distance to the next.
     """
-    spec, f32 = problem.spec, DType.float32
+    spec = problem.spec
     rows = problem.total_q if spec.q_view == "packed" else problem.batch * problem.S_q
     entries = 1 if spec.q_view == "packed" else problem.batch
     each = rows // max(entries, 1)
     # [part, batch, head, row, column], and without the column for the LSE.
     heads, width = problem.num_heads, pad(spec.value_dim)
     strides = (heads * each * width, each * width, width)
-    part = replace(
+    part = changed(
         problem,
-        spec=replace(spec, lse=True, dtype_out=f32),
+        spec=spec.part,
         out_strides=strides,
         lse_strides=(0 if spec.q_view == "packed" else heads * each, each),
     )
     out_bytes = parts * heads * rows * width * 4
     merged = MergeProblem(
         MergeSpec(
-            f32,
+            spec.part.out,
             spec.out,
             spec.value_dim,
             spec.lse,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
+from kernelseam.frozen import changed
 from kernelseam.kernels.attention.fp8 import query_bytes
 from kernelseam.kernels.elements import pad
 
@@ -69,9 +71,9 @@ class AttentionTile:
 
     def sharing(self, heads: int) -> AttentionTile:
         """The tile with rows of so many heads."""
-        return replace(self, grouped=heads > 1)
+        return changed(self, grouped=True) if heads > 1 else self
 
-    @property
+    @cached_property
     def bm(self) -> int:
         return self.warps // self.column_warps * self.rows
 

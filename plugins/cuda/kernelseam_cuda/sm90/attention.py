@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 from kernelseam.contract import (
     ArchRow,
@@ -187,34 +188,17 @@ class HopperAttention(HopperKernel):
         """Those of the narrowest width that holds the head dims. Only parts of keys have a result
         of float32."""
         if spec.out is DType.float32:
-            few = self._fitting(spec, self.few_queries)
-            wide = (replace(t, parts=2) for t in self._fitting(spec, self.known_tiles))
+            few = _fitting(self, spec, True)
+            wide = (replace(t, parts=2) for t in _fitting(self, spec, False))
             return (*wide, *(replace(t, parts=2, in_cluster=has_clusters(t)) for t in few))
-        return self._fitting(spec, self.known_tiles)
-
-    def _fitting(
-        self, spec: AttentionSpec, tiles: tuple[HopperAttentionTile, ...]
-    ) -> tuple[HopperAttentionTile, ...]:
-        hides, known = self.hides(spec), usable(spec, self.known_tiles)
-        dims = {(t.head_dim, t.value_dim) for t in known}
-        width = next(
-            w for w in self.widths if w in dims and spec.head_dim <= w[0] and spec.value_dim <= w[1]
-        )
-        return tuple(
-            replace(t, page_rows=rows)
-            for rows in forms(spec)
-            for t in usable(spec, tiles)
-            if (t.head_dim, t.value_dim) == width
-            and t.hides in (None, hides)
-            and (spec.causal or not t.late)
-        )
+        return _fitting(self, spec, False)
 
     def tiles_of(self, problem: AttentionProblem, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         """The spec's tiles, of as many rows of a page as its size allows; those for few queries
         last."""
         tiles = self.tiles(problem.spec, row)
         if rows_may_share(problem.spec) and not problem.spec.batch_invariant:
-            tiles += fitting(problem, self._fitting(problem.spec, self.few_queries))
+            tiles += fitting(problem, _fitting(self, problem.spec, True))
         if not _paged(problem.spec):
             return tiles
         of_pages = (replace(t, page_rows=rows_at_once(problem)) for t in tiles)
@@ -416,6 +400,26 @@ def _counted(spec: AttentionSpec, tile: HopperAttentionTile) -> bool:
 def is_ragged(spec: AttentionSpec) -> bool:
     """Whether other data may follow a sequence's last key in memory."""
     return spec.lengths or spec.q_view == "packed" or _paged(spec)
+
+
+@lru_cache(512)
+def _fitting(
+    kernel: HopperAttention, spec: AttentionSpec, few: bool
+) -> tuple[HopperAttentionTile, ...]:
+    """``few``: those for few queries alone."""
+    hides, known = kernel.hides(spec), usable(spec, kernel.known_tiles)
+    dims = {(t.head_dim, t.value_dim) for t in known}
+    width = next(
+        w for w in kernel.widths if w in dims and spec.head_dim <= w[0] and spec.value_dim <= w[1]
+    )
+    return tuple(
+        replace(t, page_rows=rows)
+        for rows in forms(spec)
+        for t in (usable(spec, kernel.few_queries) if few else known)
+        if (t.head_dim, t.value_dim) == width
+        and t.hides in (None, hides)
+        and (spec.causal or not t.late)
+    )
 
 
 def _paged(spec: AttentionSpec) -> bool:

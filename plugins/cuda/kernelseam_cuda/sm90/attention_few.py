@@ -8,6 +8,7 @@ from functools import cache
 
 from kernelseam.contract import Device, TensorMap
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.frozen import changed
 from kernelseam.kernels.attention.parts import FEWEST_KEYS, MOST_PARTS
 from kernelseam.kernels.attention.ragged import expected_tiles, mean_queries
 
@@ -51,8 +52,9 @@ def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttenti
     of many."""
     if mean_queries(p) > MOST_QUERIES * tile.bm:
         return tile
-    shared = (tile.sharing(n) for n in parts_of_group(p.head_group, tile.bm))
-    return min(shared, key=lambda t: expected_tiles(p, t.rows, t.group_heads))
+    bm = tile.bm
+    heads = min(parts_of_group(p.head_group, bm), key=lambda n: expected_tiles(p, bm // n * n, n))
+    return tile.sharing(heads)
 
 
 @cache
@@ -121,7 +123,8 @@ def parted(
     room = units * tile.blocks
     parts = 1 if not tiles or 2 * tiles > room else room // tiles
     most = max(min(parts, keys // FEWEST_KEYS, MOST_PARTS), 1)
-    return tuple(replace(tile, parts=n) for n in dict.fromkeys((most, max(most // 2, 1))))
+    counts = dict.fromkeys((most, max(most // 2, 1)))
+    return tuple(tile if n == tile.parts else changed(tile, parts=n) for n in counts)
 
 
 def evened(
@@ -140,7 +143,7 @@ def evened(
         waves = -(-tiles * parts // room) / parts
         if waves <= WORTH_EVENING * least:
             least = waves
-            found.append(replace(tile, parts=parts))
+            found.append(changed(tile, parts=parts))
     return tuple(found)
 
 
@@ -158,7 +161,7 @@ def clustered(
         for n in CLUSTER_PARTS
         if 0 < tiles <= clusters_at_once(n, units) and n * CLUSTER_KEYS <= keys
     ]
-    return tuple(replace(tile, parts=n, in_cluster=True) for n in fitting[-2:])
+    return tuple(changed(tile, parts=n, in_cluster=True) for n in fitting[-2:])
 
 
 def has_clusters(tile: HopperAttentionTile) -> bool:

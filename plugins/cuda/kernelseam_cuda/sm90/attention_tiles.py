@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from kernelseam.frozen import changed
 
 from kernelseam_cuda.sm90.tiles import (
     CONTROL_BYTES,
@@ -132,7 +134,7 @@ class HopperAttentionTile:
 
     def sharing(self, heads: int) -> HopperAttentionTile:
         """The tile with rows of so many heads."""
-        return replace(self, group_heads=heads)
+        return changed(self, group_heads=heads) if heads != self.group_heads else self
 
     @property
     def bm(self) -> int:
