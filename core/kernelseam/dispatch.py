@@ -234,7 +234,7 @@ def _rank(implementation: Implementation, problem: Problem, device: Device, cost
     all problems of a class are computed in one way; the problem's own where the implementation
     predicts none for that."""
     ranked = representative(problem)
-    if ranked == problem:
+    if ranked is problem or ranked == problem:
         return cost.seconds
     try:
         return implementation.cost(ranked, device).seconds

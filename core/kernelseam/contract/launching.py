@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import mod
 from typing import Protocol, runtime_checkable
 
 from kernelseam.contract.archs import ArchRow
@@ -39,8 +40,8 @@ class LaunchConfig:
                 f"it launches clusters of {blocks} blocks, {row.arch} has clusters of at most "
                 f"{row.cluster_blocks}"
             )
-        if any(n < 1 for n in self.cluster) or any(
-            g % c for g, c in zip(self.grid, self.cluster, strict=True)
+        if self.cluster != _ONE and (
+            min(self.cluster) < 1 or any(map(mod, self.grid, self.cluster))
         ):
             return f"its grid {self.grid} is not divided by its clusters {self.cluster}"
         if self.programmatic and not row.programmatic_launch:

@@ -11,7 +11,7 @@ DEFAULT_RATE = 1e11
 
 def peak(limits: DeviceLimits, dtype: DType) -> float:
     """Operations per second of a dtype on all compute units."""
-    return limits.operations_per_second.get(dtype.value, DEFAULT_RATE)
+    return limits.operations_per_second.get(dtype._value_, DEFAULT_RATE)
 
 
 def roofline(problem: Problem, limits: DeviceLimits, efficiency: float = 1.0) -> Cost:

@@ -255,7 +255,7 @@ class KernelImplementation:
         if variant and (named := self._tiles(problem, device).get(variant)) is not None:
             return named
         row, ranked = self.toolchain.arch_row(device.arch), representative(problem)
-        if ranked == problem:
+        if ranked is problem or ranked == problem:
             return self._of_class(problem, device, device.limits)
         try:
             tile = self._of_class(ranked, device, device.limits)

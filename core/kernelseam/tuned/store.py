@@ -114,8 +114,9 @@ def environment(device: Device) -> dict[str, str]:
 
 def _folder(*, make: bool) -> Path | None:
     root = cache_folder() / FOLDER
+    order = (root.parent, root) if make else (root, root.parent)  # what mostly is not there first
     try:
-        exists = private(root.parent, make=make) and private(root, make=make)
+        exists = private(order[0], make=make) and private(order[1], make=make)
     except (OSError, Untrusted) as e:
         if make:
             raise

@@ -106,7 +106,7 @@ class AttentionBwdProblem:
         p, s = self.forward, self.forward.spec
         return 2 * p.batch * p.num_heads * p.visible * (3 * s.head_dim + 2 * s.value_dim)
 
-    @property
+    @cached_property
     def bytes_moved(self) -> int:
         p = self.forward
         rows = {r.name: r for r in self.operands}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
@@ -105,6 +106,7 @@ class BackwardTile:
         )
 
 
+@lru_cache(512)
 def backward_tiles(spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
     """An arch's tiles for a spec, the preferred first. Those with atomics are for a spec that lets
     the order of sums vary, and then before the others."""

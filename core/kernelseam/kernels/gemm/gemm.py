@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
@@ -160,20 +161,7 @@ class GemmDefinition(OfferingDefinition):
         return refuse_rounding(spec) or refuse_epilogue(spec) or refuse_row_strides(**rows)
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
-        return tuple(
-            t
-            for t in row.tiles.get("gemm", ())
-            if spec.dtype in t.dtypes
-            and (not spec.dtype_c.is_fp8 or spec.dtype_c in row.fp8_dtypes)
-            and spec.precision == t.precision
-            and t.shared_bytes(spec) <= row.shared_bytes_per_block
-            and (t.row_sums or not _sums_more(spec))
-            and (spec.plain or not t.plain)
-            and (spec.scale_block is None or t.scales_blocks(spec.scale_block[2]))
-            and (not spec.pairs or t.bn // t.warps_n % _PAIR_COLUMNS == 0)
-            and (spec.pairs != INTERLEAVED or _of_warp(t) <= _INTERLEAVED_SUMS)
-            and takes_reductions(spec, t)
-        )
+        return _tiles(spec, row)
 
     def takes(self, problem: GemmProblem, tile: GemmTile, row: ArchRow, device: Device) -> bool:
         return tile.count(problem) < INT32
@@ -313,6 +301,24 @@ class GemmDefinition(OfferingDefinition):
 
 def _of_warp(tile: GemmTile) -> int:
     return tile.bm * tile.bn // (tile.warps_m * tile.warps_n)
+
+
+@lru_cache(512)
+def _tiles(spec: GemmSpec, row: ArchRow) -> tuple[GemmTile, ...]:
+    return tuple(
+        t
+        for t in row.tiles.get("gemm", ())
+        if spec.dtype in t.dtypes
+        and (not spec.dtype_c.is_fp8 or spec.dtype_c in row.fp8_dtypes)
+        and spec.precision == t.precision
+        and t.shared_bytes(spec) <= row.shared_bytes_per_block
+        and (t.row_sums or not _sums_more(spec))
+        and (spec.plain or not t.plain)
+        and (spec.scale_block is None or t.scales_blocks(spec.scale_block[2]))
+        and (not spec.pairs or t.bn // t.warps_n % _PAIR_COLUMNS == 0)
+        and (spec.pairs != INTERLEAVED or _of_warp(t) <= _INTERLEAVED_SUMS)
+        and takes_reductions(spec, t)
+    )
 
 
 def _sums_more(spec: GemmSpec) -> bool:
