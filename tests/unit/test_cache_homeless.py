@@ -70,6 +70,7 @@ def test_a_platformdirs_that_leaves_the_tilde(
 ) -> None:
     """As its first versions do."""
     monkeypatch.delenv("KERNELSEAM_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # as no test had it before
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *a, **k: "~/.cache/kernelseam")
     monkeypatch.chdir(tmp_path)
     kept(temporary, toolchain, "^this user has no home folder")

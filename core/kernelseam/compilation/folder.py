@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 from kernelseam.errors import InvalidValue
@@ -36,9 +37,7 @@ def cache_folder() -> Path:
     try:
         if given:
             return Path(given).expanduser().absolute()
-        import platformdirs
-
-        folder = Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
+        folder = _of_platform(*map(os.environ.get, ("XDG_CACHE_HOME", "HOME")))
         if folder.is_absolute():  # else its "~" cannot be expanded
             return folder
         problem = "this user has no home folder"
@@ -53,6 +52,14 @@ def cache_folder() -> Path:
     # with this stack level, so that it is shown once
     warnings.warn(message, CacheWarning, stacklevel=1)
     return temporary
+
+
+@lru_cache(8)
+def _of_platform(*environment: str | None) -> Path:
+    """That of the variables that a process may change: the folder is asked for with each class."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
 
 
 def _temporary() -> Path:

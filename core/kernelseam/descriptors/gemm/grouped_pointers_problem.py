@@ -161,11 +161,11 @@ class GroupedGemmPointersProblem:
             beta=self.beta,
         )
 
-    @property
+    @cached_property
     def operations(self) -> int:
         return 2 * sum(m * n * k for m, n, k in self.sizes) if self.reads_inputs else 0
 
-    @property
+    @cached_property
     def bytes_moved(self) -> int:
         product = self.spec.product
         inputs = sum(m * k + k * n for m, n, k in self.sizes) * product.dtype.itemsize

@@ -216,13 +216,13 @@ class GroupedGemmProblem:
             preactivation_strides=walk("preactivation", self.preactivation_strides, m),
         )
 
-    @property
+    @cached_property
     def operations(self) -> int:
         """Where the last offset is the capacity."""
         parts = self.M * self.N * self.K * (self.groups > 0)
         return 2 * parts if self.reads_inputs else 0
 
-    @property
+    @cached_property
     def bytes_moved(self) -> int:
         product = self.spec.product
         a, b = (
