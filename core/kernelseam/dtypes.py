@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.errors import UnknownName, format_value
+from kernelseam.forking import cached_property
 
 
 class DType(enum.Enum):
@@ -69,15 +70,25 @@ class DType(enum.Enum):
     # members are singletons; Enum's own hash is slow enough to show in a call's time
     __hash__ = object.__hash__
 
-    _value_: str
-    itemsize: int
-    """Bytes of one element."""
-    unit_roundoff: float
-    """Half the spacing of 1: 2⁻¹¹, 2⁻⁸, 2⁻²⁴, 2⁻⁵³; 2⁻⁴ of 8 bits."""
-    smallest_subnormal: float
-    """The smallest positive value."""
-    smallest_normal: float
-    """The smallest positive normal value."""
+    @cached_property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _FACTS[self][0]
+
+    @cached_property
+    def unit_roundoff(self) -> float:
+        """Half the spacing of 1: 2⁻¹¹, 2⁻⁸, 2⁻²⁴, 2⁻⁵³; 2⁻⁴ of 8 bits."""
+        return _FACTS[self][1]
+
+    @cached_property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive value."""
+        return _FACTS[self][2]
+
+    @cached_property
+    def smallest_normal(self) -> float:
+        """The smallest positive normal value."""
+        return _FACTS[self][3]
 
     @property
     def accumulator(self) -> DType:
@@ -122,9 +133,6 @@ _FACTS = {
     DType.float8_e4m3fn: (1, 2.0**-4, 2.0**-9, 2.0**-6),
     DType.float8_e4m3fnuz: (1, 2.0**-4, 2.0**-10, 2.0**-7),
 }
-for _dtype, _facts in _FACTS.items():
-    _dtype.itemsize, _dtype.unit_roundoff = _facts[:2]
-    _dtype.smallest_subnormal, _dtype.smallest_normal = _facts[2:]
 LARGEST = {DType.float8_e4m3fn: 448.0, DType.float8_e4m3fnuz: 240.0}
 """The largest numbers of 8 bits: conversions to them saturate."""
 _COMPUTED = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
