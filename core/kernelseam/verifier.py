@@ -40,6 +40,5 @@ def register(verifier: Verifier) -> None:
 
 
 def verifier() -> Verifier:
-    """The registered verifier."""
     assert _verifier is not None, "importing kernelseam registers one"
     return _verifier

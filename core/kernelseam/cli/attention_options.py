@@ -272,7 +272,6 @@ class AttentionOptions(ScoreNumbers):
                 )
 
     def case(self, seed: int = 0) -> AttentionCase:
-        """The case of these options."""
         heads, seq_len = shapes.default(self.heads, 8), shapes.default(self.seq_len, 512)
         head_dim = shapes.default(self.head_dim, 64)
         return self._case(

@@ -70,8 +70,6 @@ _Sizes = Annotated[
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """The options of groups."""
-
     groups: int | None
     along: str | None
     skewed: bool

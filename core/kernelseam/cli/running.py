@@ -148,7 +148,6 @@ class Run:
         ]
 
     def show(self) -> None:
-        """Print it."""
         problem, t = self.plan.problem, self.timing
         rows: list[tuple[str, object]] = [
             ("device", f"{self.plan.device} {self.plan.device.name}".rstrip()),

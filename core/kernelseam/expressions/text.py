@@ -20,7 +20,6 @@ _LEAVES = ("constant", "coordinate", "argument")
 
 
 def text_of(structure: Structure) -> str:
-    """The structure's text."""
     return _text_of(structure)
 
 

@@ -55,7 +55,6 @@ def shared_implementations(toolchain: Toolchain) -> tuple[Implementation, ...]:
 
 
 def operation_of(spec: Any) -> str:
-    """The operation of a spec."""
     operation: str = spec.operation
     return operation
 

@@ -108,17 +108,14 @@ class AttentionCase(ScoreScalars, CommonCase):
 
     @property
     def out_dtype(self) -> DType:
-        """The dtype of out."""
         return self.dtype_out or self.dtype
 
     @property
     def q_dtype(self) -> DType:
-        """The dtype of q."""
         return self.dtype_q or self.dtype
 
     @property
     def kv_dtype(self) -> DType:
-        """The dtype of k and v."""
         return self.dtype_kv or self.dtype
 
     @property

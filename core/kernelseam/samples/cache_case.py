@@ -50,7 +50,6 @@ class CacheCase(CommonCase):
 
     @property
     def pages_dtype(self) -> DType:
-        """The dtype of pages."""
         return self.dtype_pages or self.dtype
 
     @property
@@ -64,7 +63,6 @@ class CacheCase(CommonCase):
         return (self.rotary_dim or self.head_dim) if self.rotary else 0
 
     def operand_layout(self, name: str) -> OperandLayout:
-        """An operand's memory layout."""
         return dict(self.operand_layouts).get(name, OperandLayout())
 
 

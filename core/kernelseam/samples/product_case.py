@@ -47,7 +47,6 @@ class ProductCase(CommonCase):
 
     @property
     def out_dtype(self) -> DType:
-        """The dtype of C."""
         return self.dtype_c or (DType.float32 if self.dtype.is_fp8 else self.dtype)
 
     @property

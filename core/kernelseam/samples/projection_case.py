@@ -98,7 +98,6 @@ class ProjectionCase(CommonCase):
         return self.data == "integers"
 
     def operand_layout(self, name: str) -> OperandLayout:
-        """An operand's memory layout."""
         return dict(self.operand_layouts).get(name, OperandLayout())
 
 

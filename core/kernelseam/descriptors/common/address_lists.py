@@ -63,7 +63,6 @@ class Matrix:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         assert self.dtype is not None
         return self.dtype.itemsize
 
@@ -73,7 +72,6 @@ class Matrix:
         return self.rule().span * self.itemsize
 
     def rule(self, name: str = "") -> OperandRule:
-        """The rule of one matrix."""
         assert self.row_stride is not None
         return OperandRule(
             name, self.dtype, (self.rows, self.columns), (self.row_stride, 1), 1, self.written
@@ -111,7 +109,6 @@ class AddressList:
 
     @property
     def entries(self) -> int:
-        """Its length."""
         if self.addresses is not None:
             return len(self.addresses)
         return math.prod(self.words.shape) if self.words else 0

@@ -58,7 +58,6 @@ class GroupedGemmSpec:
 
     @property
     def epilogue_structure(self) -> EpilogueStructure | None:
-        """The epilogue's structure."""
         return self.product.epilogue_structure
 
     def __str__(self) -> str:

@@ -92,7 +92,6 @@ class GemmSpec:
 
     @cached_property
     def epilogue_structure(self) -> EpilogueStructure | None:
-        """The epilogue's structure."""
         return None if self.epilogue is None else epilogue_of(self.epilogue)
 
     @cached_property

@@ -93,7 +93,6 @@ def spec_constants(spec: AttentionSpec) -> Constants:
 
 
 def shared_constants(spec: AttentionSpec) -> Constants:
-    """The constants."""
     return {
         **spec_constants(spec),
         "OUT": DEVICE_TYPE[spec.out],

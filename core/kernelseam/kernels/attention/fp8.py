@@ -54,7 +54,6 @@ def with_scales(signature: Signature, spec: AttentionSpec) -> Signature:
 
 
 def fp8_constants(spec: AttentionSpec) -> Constants:
-    """The constants."""
     return {
         "KV": DEVICE_TYPE[spec.kv],
         "KV_SCALES": _SCALES[spec.kv_scales],

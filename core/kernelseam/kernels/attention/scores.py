@@ -48,7 +48,6 @@ SCORES = Structure(
 
 
 def score_constants(spec: AttentionSpec) -> Constants:
-    """The constants."""
     return {
         **members(spec, "causal", "window", "prefix", "mask", "alibi", "softcap"),
         "BIAS": DEVICE_TYPE[spec.bias],

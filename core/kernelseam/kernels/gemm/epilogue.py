@@ -32,7 +32,6 @@ def refuse_epilogue(spec: GemmSpec) -> str | None:
 
 
 def epilogue_constants(spec: GemmSpec) -> Constants:
-    """The constants."""
     expression = spec.epilogue_structure
     captures = expression is not None and bool(expression.numbers or expression.arrays)
     return {
@@ -46,7 +45,6 @@ def epilogue_constants(spec: GemmSpec) -> Constants:
 
 
 def epilogue_structure(spec: GemmSpec) -> Structure:
-    """The argument."""
     expression = spec.epilogue_structure
     assert expression is not None
     own = captured_structure(expression.numbers, expression.arrays)

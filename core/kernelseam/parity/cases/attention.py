@@ -37,7 +37,6 @@ MAIN = ("f16-64", "f16-64-causal")
 
 
 def attention_cases() -> list[AttentionCase]:
-    """Every attention case."""
     groups = {
         "dtypes and shapes": _shapes,
         "strides and layouts": _layouts,

@@ -33,7 +33,6 @@ RAMPED = frozenset(
 
 
 def attention_bwd_cases() -> list[BackwardCase]:
-    """Every case of gradients."""
     groups = {
         "gradients of everything together": _together,
         "gradients: dtypes and shapes": _shapes,

@@ -104,7 +104,6 @@ def windows() -> Iterator[AttentionCase]:
 
 
 def masks() -> Iterator[AttentionCase]:
-    """Boolean masks."""
     yield case("f16-64", "mask", mask="random")
     yield case(
         "f16-64",

@@ -16,7 +16,6 @@ _OTHER_FP8 = frozenset({"shared"})
 
 
 def cache_cases() -> list[CacheCase]:
-    """Every case of paged caches."""
     grouped = [replace(c, group="paged caches") for c in _cases()]
     assert len({c.name for c in grouped}) == len(grouped)
     return grouped

@@ -42,7 +42,6 @@ RAGGED = (
 
 
 def gemm_cases() -> list[GemmCase]:
-    """Every GEMM case."""
     groups = {
         "dtypes and shapes": _shapes,
         "strides and layouts": _layouts,

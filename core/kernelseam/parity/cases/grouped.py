@@ -17,7 +17,6 @@ kind."""
 
 
 def grouped_cases() -> list[GroupedCase]:
-    """Every case of grouped products."""
     grouped = [
         replace(c, group="grouped GEMM")
         for c in (*_cases(), *_indexed(), *_epilogues(), *_stored())

@@ -11,7 +11,6 @@ from kernelseam.samples.operand_layout import OperandLayout
 
 
 def merge_cases() -> list[MergeCase]:
-    """Every case of merged states."""
     grouped = [replace(c, group="merged states") for c in _cases()]
     assert len({c.name for c in grouped}) == len(grouped)
     return grouped

@@ -31,7 +31,6 @@ def grouped(groups: Mapping[str, Iterator[ProjectionCase]]) -> list[ProjectionCa
 
 
 def projection_cases() -> list[ProjectionCase]:
-    """Every case of a projection."""
     return grouped(
         {
             "projection to q, k and v": _qkv(),

@@ -14,7 +14,6 @@ QKV, OUT = "qkv_projection_bwd", "output_projection_bwd"
 
 
 def projection_bwd_cases() -> list[ProjectionCase]:
-    """Every case of a projection's gradients."""
     return grouped(
         {
             "gradients: projection to q, k and v": _qkv(),

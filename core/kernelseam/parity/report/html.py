@@ -35,7 +35,6 @@ STATES = {**{name: text for name, _, text in BINS}, "failed": "failed", "refused
 
 
 def html(report: Report) -> str:
-    """The page."""
     from jinja2 import (  # imported only where a page is made
         Environment,
         PackageLoader,

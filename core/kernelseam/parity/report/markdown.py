@@ -13,7 +13,6 @@ WORST = 3
 
 
 def markdown(report: Report) -> str:
-    """The page."""
     return "\n".join(_lines(report)).rstrip() + "\n"
 
 

@@ -82,7 +82,6 @@ class Report:
         return [t for t in self.targets if t.operation == operation]
 
     def of(self, target: Target) -> list[Outcome]:
-        """The outcomes of one implementation."""
         key = (target.operation, target.device.backend, target.implementation)
         return [o for o in self.outcomes if (o.case.operation, o.backend, o.implementation) == key]
 

@@ -114,7 +114,6 @@ def values(case: AttentionCase, rng: np.random.Generator) -> dict[str, Array]:
 
 
 def mods(case: AttentionCase) -> Mods:
-    """The case's functions."""
     extents = Extents(case.batch, case.num_heads, case.S_q, case.S_k)
     return mods_of(case.mods, extents) if case.mods else Mods()
 
@@ -304,12 +303,10 @@ def block_table(case: AttentionCase) -> npt.NDArray[np.int32]:
 
 
 def pages(case: AttentionCase) -> int:
-    """The number of pages."""
     return sum(-(-n // case.page_size) for n in case.keys or ()) + UNUSED_PAGES
 
 
 def placements(case: AttentionCase) -> dict[str, Placement]:
-    """Every operand's placement."""
     operand_shapes, placements, plane = (
         shapes(case),
         {},

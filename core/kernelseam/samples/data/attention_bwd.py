@@ -57,7 +57,6 @@ def bias_shape(case: BackwardCase) -> tuple[int, ...]:
 
 
 def outputs(case: BackwardCase) -> tuple[str, ...]:
-    """Names of the outputs."""
     more = {"dbias": case.bias_gradient, "dsinks": case.sink_gradient}
     return ("dq", "dk", "dv", *(name for name, given in more.items() if given))
 

@@ -52,7 +52,6 @@ def shapes(case: CacheCase) -> dict[str, tuple[int, int, int, int]]:
 
 
 def outputs(case: CacheCase) -> tuple[str, ...]:
-    """Names of the outputs."""
     if case.direction == "gather":
         return ("k", "v")[: 1 + bool(case.value_dim)]
     written = [n for n in shapes(case) if n == "q_out" or n.endswith("_pages")]
@@ -62,7 +61,6 @@ def outputs(case: CacheCase) -> tuple[str, ...]:
 
 
 def values(case: CacheCase, rng: np.random.Generator) -> dict[str, Array]:
-    """Inputs by name."""
     inputs, written = dict[str, Array](), outputs(case)
     for name, shape in shapes(case).items():
         if name not in written:
@@ -118,7 +116,6 @@ def _integers(case: CacheCase) -> dict[str, Array]:
 
 
 def placements(case: CacheCase) -> dict[str, Placement]:
-    """Every operand's placement."""
     placements = {}
     for name, shape in shapes(case).items():
         if name.endswith("_pages"):
@@ -175,7 +172,6 @@ def _paged(case: CacheCase, name: str, shape: tuple[int, ...], dtype: DType) -> 
 
 
 def describe(case: CacheCase, layout: Layout, addresses: Mapping[str, Any]) -> PagedCache:
-    """The descriptor over addresses."""
     fields: dict[str, Any] = dict(addresses)
     for name, p in layout.placements.items():
         known = PagedCache.stride_fields(name)

@@ -114,7 +114,6 @@ def values(case: GemmCase, rng: np.random.Generator) -> dict[str, Array]:
 
 
 def placements(case: GemmCase) -> dict[str, Placement]:
-    """Every operand's placement."""
     operand_shapes = shapes(case)
     placements: dict[str, Placement] = {}
     operand_layouts = (

@@ -21,7 +21,6 @@ def shapes(case: GroupedPointersCase) -> dict[str, tuple[int, int]]:
 
 
 def values(case: GroupedPointersCase, rng: np.random.Generator) -> dict[str, Array]:
-    """Inputs by name."""
     inputs: dict[str, Array] = {}
     for name, shape in shapes(case).items():
         if name[0] != "C" or case.beta:

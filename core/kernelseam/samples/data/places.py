@@ -57,7 +57,6 @@ class Places:
 
     @property
     def pages(self) -> int:
-        """The number of pages."""
         return max(self.entries, 1) * self.columns + UNUSED_PAGES
 
     def _rng(self, n: int) -> np.random.Generator:

@@ -73,7 +73,6 @@ def shapes(case: ProjectionCase) -> dict[str, Shape]:
 
 
 def outputs(case: ProjectionCase) -> tuple[str, ...]:
-    """Names of the outputs."""
     if case.operation == "qkv_projection":
         return ("q", "k", "v", *["k_scales", "v_scales"] * (case.scaled == "tokens"))
     if case.operation == "output_projection":
@@ -85,7 +84,6 @@ def outputs(case: ProjectionCase) -> tuple[str, ...]:
 
 
 def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
-    """Inputs by name."""
     written, inputs = outputs(case), {}
     for name, shape in shapes(case).items():
         if name not in written:
@@ -107,7 +105,6 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
 
 
 def placements(case: ProjectionCase) -> dict[str, Placement]:
-    """Every operand's placement."""
     placements = {}
     written = outputs(case)
     forward = not case.operation.endswith("bwd")
@@ -163,7 +160,6 @@ APPENDS = ("slot_mapping", "k_scales", "v_scales")
 
 
 def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any]) -> Described:
-    """The descriptor over addresses."""
     kind = KINDS[case.operation]
     fields: dict[str, Any] = {
         n: getattr(case, n) for n in ("batch", "S", "hidden", "num_heads", "head_dim", "dtype")

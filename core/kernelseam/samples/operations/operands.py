@@ -29,7 +29,6 @@ def layout(case: Case, separate: bool = False) -> Layout:
 
 
 def outputs(case: Case) -> tuple[str, ...]:
-    """Names of the outputs."""
     return operation_of(case).outputs(case)
 
 

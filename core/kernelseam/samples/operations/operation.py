@@ -55,7 +55,6 @@ class Operation(ABC, Generic[C, E]):
         return {}
 
     def outputs(self, case: C) -> tuple[str, ...]:
-        """Names of the outputs."""
         names: tuple[str, ...] = self.data.outputs(case)
         return names
 
