@@ -42,8 +42,8 @@ class Failure:
     plugin: str
     stage: str
     """"metadata", "import", "kernelseam_info", "contract", "kernelseam_register",
-    "kernelseam_doctor", "devices" or "archs"; of an implementation "supports" (its cost included),
-    "build", "call" or "numbers"."""
+    "kernelseam_doctor", "devices", "archs" or "compiler"; of an implementation "supports" (its cost
+    included), "build", "call" or "numbers"."""
     message: str
     traceback: str
 

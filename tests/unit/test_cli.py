@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +17,8 @@ import pytest
 from kernelseam import compilation
 from kernelseam.cli import output
 from kernelseam.contract import SourceBundle
+from kernelseam.errors import CompileError
+from kernelseam.plugins import plugins
 
 Command = Callable[..., tuple[int, str, str]]
 MINILM = Path(__file__).parents[2] / "examples" / "data" / "minilm_attention.npz"
@@ -568,6 +571,33 @@ def test_doctor(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         "numpy:0",
     ):
         assert word in out
+
+
+def test_doctor_names_archs_only_with_their_compiler(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A toolchain whose compiler is missing lists archs all the same."""
+
+    class Toolchain:
+        archs = ("acme1", "acme2")
+        missing = False
+
+        def compiler(self) -> str:
+            if self.missing:
+                raise CompileError("", "", "acmecc is missing\nInstall it")
+            return "acmecc 1"
+
+    backend, toolchain = plugins().backend("acme"), Toolchain()
+    monkeypatch.setitem(
+        plugins().registry.backends, "acme", replace(backend, toolchain=cast(Any, toolchain))
+    )
+    compiles = "compiles for  acme1, acme2 (acme)"
+    for missing, line in ((False, compiles), (True, "compiles for  nothing")):
+        toolchain.missing = missing
+        _, out, _ = command("doctor", "--no-check")
+        assert out.splitlines()[1] == line
+        found = parsed(command("doctor", "--no-check", "--json"))
+        assert found["backends"]["acme"]["compiler"] == ("" if missing else "acmecc 1")
 
 
 def test_doctor_names_a_broken_plugin_with_its_traceback(tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_a_wide_table_is_wrapped_between_words() -> None:
     columns = ("name", "verdict")
     rows = [("first", "refused: " + "it says why in words " * 4), ("second", "chosen")]
     assert lines_of(columns, rows, None)[1] == f"first   {rows[0][1]}".rstrip()
+    assert lines_of(None, [("a", "one\ntwo"), ("b", "c")], None) == ["a  one two", "b  c"]
     assert lines_of(columns, rows, 40) == [
         "name    verdict",
         "first   refused: it says why in words it",

@@ -18,6 +18,7 @@ from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table
 from kernelseam.cli.progress import working
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device
+from kernelseam.errors import CompileError
 from kernelseam.plugins import Failure, Plugins, failure, plugins
 
 MISSING = "missing"
@@ -88,6 +89,7 @@ def collect(check: bool = True) -> dict[str, Any]:
         "backends": {
             b.name: {
                 "archs": _archs(known, b, failures),
+                "compiler": _compiler(known, b, failures),
                 "implementations": [
                     f"{i.operation}: {i.name}"
                     for i in known.registry.implementations
@@ -116,6 +118,17 @@ def _archs(known: Plugins, backend: Backend, failures: list[Failure]) -> list[st
     except Exception as e:
         failures.append(failure(known.registry.owners[backend.name,], "archs", e))
         return []
+
+
+def _compiler(known: Plugins, backend: Backend, failures: list[Failure]) -> str:
+    """What compiles for the backend; "" where that is missing."""
+    try:
+        return backend.toolchain.compiler() if backend.toolchain else ""
+    except CompileError:
+        return ""
+    except Exception as e:
+        failures.append(failure(known.registry.owners[backend.name,], "compiler", e))
+        return ""
 
 
 def _cache() -> dict[str, Any]:
@@ -224,7 +237,11 @@ def show(data: dict[str, Any]) -> None:
 def _summary(data: dict[str, Any]) -> list[tuple[str, object]]:
     """What runs here, what is compiled for, and what is missing, with the remedy."""
     runs = [f"{d['device']} {d['name']}".rstrip() for d in data["devices"]]
-    compiles = [f"{', '.join(b['archs'])} ({n})" for n, b in data["backends"].items() if b["archs"]]
+    compiles = [
+        f"{', '.join(b['archs'])} ({n})"
+        for n, b in data["backends"].items()
+        if b["archs"] and b["compiler"]
+    ]
     missing = [f"{n}: {command}" for n, command in missing_plugins().items()]
     for p in data["plugins"]:
         wanted = p["report"].get(MISSING, {})

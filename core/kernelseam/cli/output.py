@@ -127,8 +127,9 @@ def lines_of(
 
     Where it is wider than ``width`` the last column is wrapped between words, or goes beneath its
     row; where the others alone are wider every cell has a line. A word longer than a line stays in
-    one piece.
+    one piece. A cell's own lines become one.
     """
+    rows = [[" ".join(cell.splitlines()) for cell in row] for row in rows]
     lines = [*([columns] if columns is not None else []), *rows]
     if not lines:
         return []
