@@ -69,7 +69,8 @@ def _find(name: str) -> tuple[Backend, Toolchain, str, Device | None]:
             f"{remedy}`kernelseam doctor` shows plugins that are kept out",
         )
     archs = ", ".join(arch for _, _, arch in known)
-    named = next((d.name for _, t, a in known if (d := t.arch_row(a).product)), None)
+    rows = ((backend.name, toolchain.arch_row(a).product) for backend, toolchain, a in known)
+    named = " or ".join({vendor: device.name for vendor, device in rows if device}.values())
     rule = f"must be one of {archs}" + (f", or a product such as {named}" if named else "")
     raise UnknownName(
         "arch", name, rule, "See `kernelseam doctor` for plugins that are missing or kept out"

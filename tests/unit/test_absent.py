@@ -39,8 +39,9 @@ def test_products_of_an_arch_differ() -> None:
 
 @pytest.mark.parametrize("name", ["H300", "sm_9", "", "90"])
 def test_an_unknown_name_is_refused(name: str) -> None:
-    with pytest.raises(UnknownName, match=r"must be one of .*sm_90a.*or a product such as "):
+    with pytest.raises(UnknownName, match=r"must be one of .*sm_90a.*or a product such as ") as e:
         absent.arch_of(name)
+    assert "NVIDIA" in e.value.rule and "AMD" in e.value.rule
 
 
 def test_plugins_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

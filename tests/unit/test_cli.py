@@ -361,7 +361,11 @@ def test_empty_problems(command: Command) -> None:
         (("gemm", "--k", "1e3"), "'--k'"),
         (
             ("attention", "--dtype", "float8"),
-            "dtype = float8: must be one of float16, bfloat16, float32, float64",
+            "dtype = float8: must be one of float16, bfloat16, float32, float64. Name one of these",
+        ),
+        (
+            ("attention", "--dtype", "e4m3"),
+            "short: bf16, f16, f32, f64; of 8 bits: --q-dtype, or --kv-dtype for keys and values",
         ),
         (("gemm", "--dtype", "int8"), "dtype = int8"),
         (("gemm", "--bias", "int8"), "--bias = int8"),

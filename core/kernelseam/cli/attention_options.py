@@ -276,7 +276,11 @@ class AttentionOptions(ScoreNumbers):
         head_dim = shapes.default(self.head_dim, 64)
         return self._case(
             seed,
-            shapes.dtype_of("float16" if self.dtype is None else self.dtype, "dtype"),
+            shapes.dtype_of(
+                "float16" if self.dtype is None else self.dtype,
+                "dtype",
+                narrow="--q-dtype, or --kv-dtype for keys and values alone",
+            ),
             shapes.default(self.batch, 1),
             heads,
             shapes.default(self.kv_heads, heads),

@@ -25,13 +25,15 @@ SHORT_DTYPES = {
 """DType names by their short forms."""
 
 
-def dtype_of(name: str, field: str, fp8: bool = False) -> DType:
-    """A dtype by its name or a short one; ``fp8``: those of 8 bits too. Raises UnknownName."""
+def dtype_of(name: str, field: str, fp8: bool = False, narrow: str = "") -> DType:
+    """A dtype by its name or a short one; ``fp8``: those of 8 bits too. ``narrow``: else the
+    options that take them. Raises UnknownName."""
     try:
         return DType.of(SHORT_DTYPES.get(name, name), field, fp8=fp8)
     except UnknownName as e:  # there is no array to convert
-        short = "bf16, f16, f32, f64" + ", e4m3, e4m3fnuz" * fp8
-        raise UnknownName(e.field, e.value, e.rule, f"Name one of these; short: {short}") from None
+        remedy = "Name one of these; short: bf16, f16, f32, f64" + ", e4m3, e4m3fnuz" * fp8
+        remedy += f"; of 8 bits: {narrow}" if narrow else ""
+        raise UnknownName(e.field, e.value, e.rule, remedy) from None
 
 
 def stored_dtype(name: str | None, option: str) -> DType | None:
