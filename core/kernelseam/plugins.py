@@ -21,7 +21,7 @@ from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, PluginInfo
 from kernelseam.contract_values import validated, validated_archs, validated_devices
 from kernelseam.deadline import PluginTimeout, probe_seconds, run_with_timeout
-from kernelseam.errors import PluginError, UnknownName
+from kernelseam.errors import CompileError, PluginError, UnknownName
 from kernelseam.forking import new_lock
 from kernelseam.registry import KernelFactory, Registry
 
@@ -123,6 +123,17 @@ class Plugins:
             return ()
         with Contained(f"listing the archs of backend {backend.name}"):
             return validated_archs(backend.name, backend.toolchain.archs)
+
+    def compiler_of(self, backend: Backend) -> str:
+        """What the backend's toolchain compiles with; "" without one, or where that is missing.
+        Raises what the toolchain raises."""
+        if backend.toolchain is None:
+            return ""
+        with Contained(f"asking for the compiler of backend {backend.name}"):
+            try:
+                return str(backend.toolchain.compiler())
+            except CompileError:
+                return ""
 
     def doctor(self) -> dict[str, Any]:
         """Each plugin's report, or a Failure where it raises or hangs."""

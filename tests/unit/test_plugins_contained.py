@@ -191,7 +191,12 @@ def test_it_does_not_hide_an_array(strange: Strange, raised: str, said: str) -> 
 @every_kind
 @pytest.mark.parametrize(
     ("place", "stage"),
-    [("DOCTOR", "kernelseam_doctor"), ("DEVICES", "devices"), ("ARCHS", "archs")],
+    [
+        ("DOCTOR", "kernelseam_doctor"),
+        ("DEVICES", "devices"),
+        ("ARCHS", "archs"),
+        ("COMPILER", "compiler"),
+    ],
 )
 def test_doctor_tells(
     strange: Strange,

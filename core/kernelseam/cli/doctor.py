@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -18,8 +19,7 @@ from kernelseam.cli.examination import Finding, examine
 from kernelseam.cli.output import emit_json, facts, heading, scaled, table
 from kernelseam.cli.progress import working
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device
-from kernelseam.errors import CompileError
-from kernelseam.plugins import Failure, Plugins, failure, plugins
+from kernelseam.plugins import Failure, failure, plugins
 
 MISSING = "missing"
 """The item of a plugin's report that says what is missing: a mapping of names to remedies."""
@@ -88,8 +88,8 @@ def collect(check: bool = True) -> dict[str, Any]:
         ],
         "backends": {
             b.name: {
-                "archs": _archs(known, b, failures),
-                "compiler": _compiler(known, b, failures),
+                "archs": _asked("archs", lambda b: list(known.archs_of(b)), [], b, failures),
+                "compiler": _asked("compiler", known.compiler_of, "", b, failures),
                 "implementations": [
                     f"{i.operation}: {i.name}"
                     for i in known.registry.implementations
@@ -112,23 +112,18 @@ def collect(check: bool = True) -> dict[str, Any]:
     }
 
 
-def _archs(known: Plugins, backend: Backend, failures: list[Failure]) -> list[str]:
-    try:
-        return list(known.archs_of(backend))
-    except Exception as e:
-        failures.append(failure(known.registry.owners[backend.name,], "archs", e))
-        return []
+T = TypeVar("T")
 
 
-def _compiler(known: Plugins, backend: Backend, failures: list[Failure]) -> str:
-    """What compiles for the backend; "" where that is missing."""
+def _asked(
+    stage: str, ask: Callable[[Backend], T], otherwise: T, b: Backend, failures: list[Failure]
+) -> T:
+    """What a backend answers; ``otherwise`` where it raises, which is a failure."""
     try:
-        return backend.toolchain.compiler() if backend.toolchain else ""
-    except CompileError:
-        return ""
+        return ask(b)
     except Exception as e:
-        failures.append(failure(known.registry.owners[backend.name,], "compiler", e))
-        return ""
+        failures.append(failure(plugins().registry.owners[b.name,], stage, e))
+        return otherwise
 
 
 def _cache() -> dict[str, Any]:

@@ -35,7 +35,9 @@ class Toolchain:
     def archs(self):
         ARCHS
     def arch_row(self, arch): ...
-    platform_files = compiler = compile = inspect = load = arch_row
+    def compiler(self):
+        COMPILER
+    platform_files = compile = inspect = load = arch_row
 
 class Step:
     record = LaunchRecord("strange_step", (1, 1, 1), (1, 1, 1), 0, "cpu")
@@ -71,6 +73,7 @@ SOUND_LINES = {
     "DEVICES": "return (DEVICE,)",
     "DESCRIBE": "return None",
     "ARCHS": 'return ("strange1",)',
+    "COMPILER": "return 'strangecc 1'",
     "SUPPORTS": "return None",
     "COST": "return Cost(0, 0, 0.0)",
     "BUILD": "return super().build(problem, device)",
