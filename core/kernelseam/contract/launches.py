@@ -10,6 +10,7 @@ from typing import Any
 from kernelseam.contract.archs import ArchRow
 from kernelseam.contract.devices import Device
 from kernelseam.contract.plans import WORKSPACE_ALIGNMENT
+from kernelseam.forking import cached_property
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class Launches:
     workspace_alignment: int = WORKSPACE_ALIGNMENT
     zeroed_bytes: int = 0
 
-    @property
+    @cached_property
     def kernels(self) -> tuple[Launch, ...]:
         """The steps that are kernels."""
-        return tuple(s for s in self.steps if isinstance(s, Launch))
+        return tuple([s for s in self.steps if isinstance(s, Launch)])
 
 
 class Composition(ABC):

@@ -35,18 +35,18 @@ def recorded(function: F) -> F:
 
 def least(x: int, y: int) -> int:
     """The smaller of two integers."""
-    return cast(int, _chosen("min", min, x, y))
+    kinds: tuple[Any, ...] = type(x), type(y)
+    return _chosen("min", min, x, y) if Symbol in kinds else min(x, y)
 
 
 def most(x: int, y: int) -> int:
     """The larger of two integers."""
-    return cast(int, _chosen("max", max, x, y))
+    kinds: tuple[Any, ...] = type(x), type(y)
+    return _chosen("max", max, x, y) if Symbol in kinds else max(x, y)
 
 
 def _chosen(name: str, choose: Callable[..., Any], x: Any, y: Any) -> Any:
-    trace = _trace_of((x, y))
-    if trace is None:
-        return choose(x, y)
+    trace: Any = _trace_of((x, y))
     x, y = trace.plain(x), trace.plain(y)
     (a, b), (c, d) = trace.range(x), trace.range(y)
     if b <= c or d <= a:  # known without their values
@@ -59,7 +59,11 @@ def _chosen(name: str, choose: Callable[..., Any], x: Any, y: Any) -> Any:
 
 
 def _trace_of(numbers: Iterable[Any]) -> Trace | None:
-    return next((x.trace for x in numbers if type(x) is Symbol), None)
+    for x in numbers:
+        if type(x) is Symbol:
+            trace: Trace = x.trace
+            return trace
+    return None
 
 
 def as_float(x: Any) -> float:

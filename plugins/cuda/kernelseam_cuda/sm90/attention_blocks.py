@@ -61,7 +61,7 @@ VISITED = (
 
 def is_banded(spec: AttentionSpec) -> bool:
     """Whether what a query sees is a range of keys by its place."""
-    return not spec.mask and not _masked_by_expression(spec)
+    return not spec.mask and (spec.expression is None or not structure_of(spec.expression).has_mask)
 
 
 def by_element(spec: AttentionSpec) -> bool:
@@ -118,10 +118,6 @@ def usable(
     for_elements = (t for t in own if t.groups <= 2 or not (few or t.is_plain))
     fitting = (replace(t, bias_size=size, follows=follows) for t in for_elements)
     return tuple(t for t in fitting if t.fits)
-
-
-def _masked_by_expression(spec: AttentionSpec) -> bool:
-    return spec.expression is not None and structure_of(spec.expression).has_mask
 
 
 def mask_axes(p: AttentionProblem) -> tuple[bool, bool]:

@@ -93,8 +93,12 @@ def for_few(
 ) -> tuple[HopperAttentionTile, ...]:
     """These tiles, those with rows of all heads of a group, and both with keys in parts."""
     shared = tuple(dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles))))
-    parts = (x for t in shared for x in (*parted(p, t, device), *evened(p, t, device)))
-    clusters = (x for t in shared for x in clustered(p, t, device))
+    parts, clusters = list[HopperAttentionTile](), list[HopperAttentionTile]()
+    units = device.limits.compute_units
+    for tile in shared:
+        count = expected_tiles(p, tile.rows, tile.group_heads)
+        parts += parted(p, tile, count, units) + evened(p, tile, count, units)
+        clusters += clustered(p, tile, count, units)
     return tuple(dict.fromkeys((*shared, *parts, *clusters)))
 
 
@@ -114,11 +118,11 @@ def grouped_rows(map_of_queries: TensorMap, tile: HopperAttentionTile) -> Tensor
 
 
 def parted(
-    p: AttentionProblem, tile: HopperAttentionTile, device: Device
+    p: AttentionProblem, tile: HopperAttentionTile, tiles: int, units: int
 ) -> tuple[HopperAttentionTile, ...]:
     """The tile with keys in so many parts that the device is full, where tiles fill less than half
-    of it, and in half as many, which leave less to merge."""
-    tiles, units = expected_tiles(p, tile.rows, tile.group_heads), device.limits.compute_units
+    of it, and in half as many, which leave less to merge. There are ``tiles`` of it, and ``units``
+    multiprocessors."""
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
     room = units * tile.blocks
     parts = 1 if not tiles or 2 * tiles > room else room // tiles
@@ -128,12 +132,11 @@ def parted(
 
 
 def evened(
-    p: AttentionProblem, tile: HopperAttentionTile, device: Device
+    p: AttentionProblem, tile: HopperAttentionTile, tiles: int, units: int
 ) -> tuple[HopperAttentionTile, ...]:
     """The tile with keys in parts where its tiles fill more than half of the device, at most twice,
     and leave a good part of it idle at the end: each number of parts that all take less of waves of
     whole tiles than any before."""
-    tiles, units = expected_tiles(p, tile.rows, tile.group_heads), device.limits.compute_units
     room = units * tile.blocks
     alike = ALIKE * p.S_q <= p.S_k and p.left is None and is_banded(p.spec)
     if not alike or not room < 2 * tiles <= 4 * room:
@@ -148,13 +151,12 @@ def evened(
 
 
 def clustered(
-    p: AttentionProblem, tile: HopperAttentionTile, device: Device
+    p: AttentionProblem, tile: HopperAttentionTile, tiles: int, units: int
 ) -> tuple[HopperAttentionTile, ...]:
     """The tile with keys in the most parts, each a block of a cluster, with which all clusters run
     at once, and in the next fewer."""
     if p.S_q < FEWEST_QUERIES or not has_clusters(tile):
         return ()
-    tiles, units = expected_tiles(p, tile.rows, tile.group_heads), device.limits.compute_units
     keys = p.S_k if p.left is None else min(p.S_k, p.left + p.S_q)
     fitting = [
         n

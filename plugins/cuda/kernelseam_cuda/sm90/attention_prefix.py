@@ -9,6 +9,7 @@ from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.kernels.attention.cost import least_seconds
 from kernelseam.kernels.attention.prefix_groups import FORWARD, PrefixGroups
+from kernelseam.kernels.attention.ragged import expected_tiles
 
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_few import fits, parted, shared_rows
@@ -31,7 +32,9 @@ class HopperParts(HopperAttention):
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> HopperAttentionTile:
         shared = (shared_rows(problem, t) for t in self.tiles_of(problem, row))
-        tiles = (x for t in shared for x in parted(problem, t, device))
+        counted = ((t, expected_tiles(problem, t.rows, t.group_heads)) for t in shared)
+        units = device.limits.compute_units
+        tiles = (x for t, count in counted for x in parted(problem, t, count, units))
         in_parts = dict.fromkeys(replace(t, parts=max(t.parts, 2)) for t in tiles)
         return least_seconds(self, problem, in_parts, row, device)
 

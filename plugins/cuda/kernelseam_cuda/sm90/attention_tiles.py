@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelseam.forking import cached_property
 from kernelseam.frozen import changed
 
 from kernelseam_cuda.sm90.tiles import (
@@ -136,7 +137,7 @@ class HopperAttentionTile:
         """The tile with rows of so many heads."""
         return changed(self, group_heads=heads) if heads != self.group_heads else self
 
-    @property
+    @cached_property
     def bm(self) -> int:
         return CONSUMER_ROWS * self.groups // self.value_parts
 
