@@ -298,10 +298,12 @@ class KernelImplementation:
             for x in launches.steps
         ]
         seconds = sum(
-            predicted(w, coefficients, device.limits) for w in works if w.blocks or w.bytes
+            [predicted(w, coefficients, device.limits) for w in works if w.blocks or w.bytes]
         )
         return Cost(
-            sum(w.bytes for w in works), problem.operations, seconds or device.limits.launch_seconds
+            sum([w.bytes for w in works]),
+            problem.operations,
+            seconds or device.limits.launch_seconds,
         )
 
     def records(self, problem: Any, device: Device, variant: str = "") -> tuple[LaunchRecord, ...]:

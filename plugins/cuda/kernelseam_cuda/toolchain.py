@@ -51,7 +51,7 @@ class CudaToolchain:
         return tuple(archs.ROWS)
 
     def arch_row(self, arch: str) -> ArchRow:
-        return archs.row(arch)
+        return archs.ROWS.get(arch) or archs.row(arch)
 
     def platform_files(self, arch: str) -> Mapping[str, str]:
         return sources()

@@ -46,8 +46,10 @@ def least_seconds(
 
     def seconds(tile: Tile) -> float:
         return sum(
-            predicted(x.kernel.work(x.problem, x.tile, device), row.costs, device.limits)
-            for x in kernel.launches(problem, tile, device).kernels
+            [
+                predicted(x.kernel.work(x.problem, x.tile, device), row.costs, device.limits)
+                for x in kernel.launches(problem, tile, device).kernels
+            ]
         )
 
     return min(tiles, key=seconds)

@@ -18,6 +18,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import changed
 from kernelseam.kernels.attention.arguments import (
     OPERANDS,
     SEQUENCES,
@@ -239,8 +240,8 @@ class HopperAttention(HopperKernel):
             launches = in_parts(self, problem, tile, tile.parts, behind)
         if counter:
             first, *others = launches.kernels
-            counted = replace(first, workspace={**first.workspace, "counter": 0})
-            launches = replace(launches, steps=(counted, *others), zeroed_bytes=counter)
+            counted = changed(first, workspace={**first.workspace, "counter": 0})
+            launches = changed(launches, steps=(counted, *others), zeroed_bytes=counter)
         return launches if is_banded(problem.spec) else with_blocks(launches, problem, tile)
 
     def accumulators(self, spec: AttentionSpec, tile: HopperAttentionTile) -> Iterable[int]:

@@ -11,6 +11,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work, predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import changed
 from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import (
@@ -237,12 +238,15 @@ class HopperGemm(HopperKernel):
         without an epilogue was not measured there."""
         c_first = mostly_c(p)
         plain = p.spec.epilogue is None
-        return tuple(
-            replace(t, c_first=c_first and t.store == "tma")
+        tiles = [
+            t
             for t in tiles_of(p.spec)
             if self.few_enough(p, t) and self.stores(p, t) and c_first >= t.mostly_c
             if not (c_first and plain and t.ping_pong)
-        )
+        ]
+        if not c_first:
+            return tuple(tiles)
+        return tuple([changed(t, c_first=True) if t.store == "tma" else t for t in tiles])
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether it is for so many tiles, which can be counted; where blocks share rows of A, that

@@ -7,7 +7,6 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.common.lists import LINE
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
-from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.gemm.cost import end_bytes
 
 from kernelseam_cuda.sm90.gemm_tiling import grid_of_tiles, slice_of
@@ -90,9 +89,12 @@ def work(p: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
     if tile.shared_a:
         loaded = tile.bm // tile.cluster, tile.bn
     scattered = p.spec.view == "pointers" and not p.whole_lines
+    steps = p.a_strides[2], p.b_strides[2]
     lines = sum(
-        min(n, extent) * (2 if scattered or row * size % LINE else 1)
-        for n, extent, row in zip(loaded, (p.M, p.N), (p.a_strides[2], p.b_strides[2]), strict=True)
+        [
+            min(n, extent) * (2 if scattered or step * size % LINE else 1)
+            for n, extent, step in zip(loaded, (p.M, p.N), steps, strict=True)
+        ]
     )
     slice_operations = max(
         2.0 * tile.bm * tile.bn * _SLICE,
@@ -100,8 +102,8 @@ def work(p: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         _SHARED_OPERATIONS * columns / tile.split * (not p.spec.dtype.is_fp8),
     )
     blocks = rows * tile.cluster * columns * p.results * tile.split
-    waves = max(divide_up(blocks, units), 1)
-    slices = divide_up(divide_up(p.K, slice_of(p.spec)), tile.split) * p.summed
+    waves = max(-(-blocks // units), 1)
+    slices = -(-p.K // slice_of(p.spec) // tile.split) * p.summed
     operations, seconds = slice_operations * slices, tile.block_seconds + tile.start_seconds / waves
     end = _epilogue_seconds(p, tile)
     if tile.ping_pong:  # the other's products hide it, if they take as long; nothing the last one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
@@ -48,9 +49,12 @@ ORDER = Structure(
 
 def grid_of_tiles(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> tuple[int, int]:
     """Rows and columns of tiles of one matrix, those of a cluster counted as one."""
+    rows, columns = tile.bm, tile.bn
     if tile.shared_a:
-        return divide_up(p.M, tile.bm), divide_up(p.N, tile.bn * tile.cluster)
-    return divide_up(p.M, tile.bm * tile.cluster), divide_up(p.N, tile.bn)
+        columns *= tile.cluster
+    else:
+        rows *= tile.cluster
+    return -(-p.M // rows), -(-p.N // columns)
 
 
 def tile_count(p: GemmProblem, tile: HopperGemmTile | HopperTf32Tile) -> int:
@@ -92,6 +96,7 @@ def slice_of(spec: GemmSpec) -> int:
     return SLICE_BYTES // spec.dtype.itemsize
 
 
+@lru_cache(512)
 def tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     """The tiles of a spec."""
     return storing(spec, _tiles_of(spec))
