@@ -244,8 +244,9 @@ def _rank(implementation: Implementation, problem: Problem, device: Device, cost
 
 def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
     def key(a: Candidate) -> tuple[bool, bool, bool, float]:
+        takes = a.takes
         last = _is_last_resort(a.implementation)
-        return not a.takes, last, a.foreign, a.rank if a.takes else math.inf
+        return not takes, last, a.foreign, a.rank if takes else math.inf
 
     return tuple(sorted(answers, key=key))
 

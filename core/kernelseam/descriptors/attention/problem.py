@@ -364,7 +364,7 @@ class AttentionProblem(ProblemNumbers):
         outer, rows = (1, self.total_q) if packed else (self.batch, self.S_q)
         return outer, self.num_heads, -(-rows // self.q_scale_block)
 
-    @property
+    @cached_property
     def visible(self) -> int:
         """Query-key pairs of one head that a causal mask or a window leaves, at the full
         lengths."""

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from kernelseam.descriptors.attention.problem import AttentionProblem
-from kernelseam.kernels.elements import divide_up
 
 
 def mean_queries(p: AttentionProblem) -> float:
@@ -34,7 +33,7 @@ def expected_tiles(p: AttentionProblem, rows: int, shared: int) -> int:
     Of packed sequences half a tile each beside their queries, but no more than if each were as long
     as the longest."""
     heads = p.num_heads // shared
-    most = divide_up(p.S_q * shared, rows) * p.batch * heads
+    most = -(-p.S_q * shared // rows) * p.batch * heads
     if p.spec.q_view != "packed" or p.total_q >= p.batch * p.S_q:
         return most
     return max(min(round((p.total_q * shared / rows + p.batch / 2) * heads), most), 1)

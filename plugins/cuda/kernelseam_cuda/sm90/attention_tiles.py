@@ -158,12 +158,10 @@ class HopperAttentionTile:
 
     def columns(self, head_dim: int, value_dim: int) -> float:
         """Of queries and keys and of values, whose products at ``rate`` take a step's time."""
-        widest, softmax = self._multiplied(self.head_dim, self.value_dim), self.softmax_columns
-        multiplied = self._multiplied(columns_of(head_dim), columns_of(value_dim))
+        parts, softmax = self.value_parts, self.softmax_columns
+        widest = parts * self.head_dim + self.value_dim
+        multiplied = parts * columns_of(head_dim) + columns_of(value_dim)
         return widest * (multiplied + softmax) / (widest + softmax)
-
-    def _multiplied(self, head_dim: int, value_dim: int) -> int:
-        return self.value_parts * head_dim + value_dim
 
     @property
     def control_bytes(self) -> int:
