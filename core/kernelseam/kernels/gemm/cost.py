@@ -30,9 +30,10 @@ def estimated_rate(bm: int, bn: int, teams: int) -> float:
 def end_bytes(p: GemmProblem, columns: int) -> int:
     """Bytes of the lines of C that two tiles of so many columns write, where the matrices of a list
     may begin anywhere within one: each writes a part, at its own time."""
+    if p.spec.view != "pointers" or p.whole_lines:
+        return 0
     tiles = divide_up(p.N, columns)
-    scattered = p.spec.view == "pointers" and not p.whole_lines and tiles > 1
-    return scattered * LINE * tiles * p.M * p.results
+    return LINE * tiles * p.M * p.results if tiles > 1 else 0
 
 
 def gemm_work(p: GemmProblem, tile: GemmTile, device: Device) -> Work:
