@@ -35,22 +35,22 @@ PAGE_SIZE = 4
 Tensor = torch.Tensor
 
 
-def random_llama() -> LlamaForCausalLM:
-    """Two layers with random weights, large enough that tokens differ."""
+def random_llama(**options: Any) -> LlamaForCausalLM:
+    """Two layers with random weights, large enough that tokens differ; or as ``options`` say."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        initializer_range=0.12,
-        attn_implementation="eager",
-    )
-    return LlamaForCausalLM(config).eval()
+    small = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.12,
+        "attn_implementation": "eager",
+    }
+    return LlamaForCausalLM(LlamaConfig(**small | options)).eval()
 
 
 class Pages:
@@ -122,20 +122,24 @@ class Request:
 
 class Batch:
     """Packed rows of a step, of which those beyond the last sequence are of nobody: up to ``rows``
-    rows of as many requests, in one piece of memory that every step rewrites."""
+    rows of up to ``requests`` requests, in one piece of memory that every step rewrites."""
 
-    def __init__(self, rows: int, width: int, device: Any) -> None:
-        self.rows, self.width = rows, width
-        sizes = [rows, rows + 1, rows, rows * width]
-        on_host = torch.zeros(sum(sizes), dtype=torch.int32)
-        self._new = on_host.pin_memory() if device.type == "cuda" else on_host
-        self._all = self._new.to(device, copy=True)
-        self.tokens, self.cu_seqlens, self.kv_lengths, tables = self._all.split(sizes)
-        self.block_table = tables.unflatten(0, (rows, width))
+    def __init__(self, rows: int, requests: int, width: int, device: Any) -> None:
+        self.rows, self.requests, self.width = rows, requests, width
+        on_host = torch.zeros(rows + 2 * requests + 1 + requests * width, dtype=torch.int32)
+        self.on_host = on_host.pin_memory() if device.type == "cuda" else on_host
+        self._all = self.on_host.to(device, copy=True)
+        self.tokens, self.cu_seqlens, self.kv_lengths, self.block_table = self.split(self._all)
+
+    def split(self, numbers: Tensor) -> list[Tensor]:
+        """Tokens, offsets, lengths and tables."""
+        n = self.requests
+        *others, tables = numbers.split([self.rows, n + 1, n, n * self.width])
+        return [*others, tables.unflatten(0, (n, self.width))]
 
     def set(self, parts: list[tuple[Request, list[int]]]) -> None:
         """To these requests' rows; ``kv_lengths`` are with the new tokens."""
-        empty = self.rows - len(parts)
+        empty = self.requests - len(parts)
         tokens = [t for _, rows in parts for t in rows]
         ends = list(accumulate((len(rows) for _, rows in parts), initial=0))
         lengths = [r.cached + len(rows) for r, rows in parts]
@@ -146,8 +150,8 @@ class Batch:
             *(lengths + [0] * empty),
             *(tables + [-1] * self.width * empty),
         ]
-        self._new.copy_(torch.tensor(numbers, dtype=torch.int32))
-        self._all.copy_(self._new, non_blocking=True)
+        self.on_host.copy_(torch.tensor(numbers, dtype=torch.int32))
+        self._all.copy_(self.on_host, non_blocking=True)
 
 
 class Model:
@@ -155,43 +159,43 @@ class Model:
 
     def __init__(self, llama: LlamaForCausalLM, pages: int, device: str, dtype: Any, e4m3: bool):
         c = llama.config
-        self.heads, self.kv_heads, self.dim = (
-            c.num_attention_heads,
-            c.num_key_value_heads,
-            c.head_dim,
-        )
-        self.eps, self.layers = c.rms_norm_eps, c.num_hidden_layers
+        self.dim, self.eps, self.layers = c.head_dim, c.rms_norm_eps, c.num_hidden_layers
         self.w = {n: x.detach().to(device, dtype) for n, x in llama.state_dict().items()}
         positions = torch.arange(c.max_position_embeddings)
         base = llama.model.rotary_emb.inv_freq.float().cpu()
         angles = (positions[:, None] * base).to(device)
         self.rotary = angles.cos().contiguous(), angles.sin().contiguous()
         stored = torch.float8_e4m3fn if e4m3 else dtype
-        shape = (self.layers, 2, pages, PAGE_SIZE, self.kv_heads)
+        shape = (self.layers, 2, pages, PAGE_SIZE, c.num_key_value_heads)
         self.cache = torch.zeros(*shape, self.dim, device=device, dtype=stored)
         self.scales = torch.zeros(*shape, device=device) if e4m3 else None
 
     def attention(self, layer: int, x: Tensor, b: Batch) -> Tensor:
-        """Append the rows' keys and values, then attend to all of each request's."""
         at = f"model.layers.{layer}.self_attn."
-        q, k, v = (F.linear(x, self.w[f"{at}{n}_proj.weight"]) for n in "qkv")
+        q, k, v = (
+            F.linear(x, self.w[f"{at}{n}_proj.weight"]).unflatten(1, (-1, self.dim)) for n in "qkv"
+        )
+        return F.linear(self.attend(layer, q, k, v, b).flatten(1), self.w[f"{at}o_proj.weight"])
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, b: Batch) -> Tensor:
+        """Append the rows' keys and values, then attend to all of each request's."""
         k_pages, v_pages = self.cache[layer]
         scales: dict[str, Any] = {}
         if self.scales is not None:
             scales = dict(zip(("k_scales", "v_scales"), self.scales[layer], strict=True))
         q = kernelseam.append_paged(
-            k.unflatten(1, (self.kv_heads, self.dim)),
-            v.unflatten(1, (self.kv_heads, self.dim)),
+            k,
+            v,
             k_pages,
             v_pages,
-            q=q.unflatten(1, (self.heads, self.dim)),
+            q=q,
             rotary=self.rotary,
             block_table=b.block_table,
             kv_lengths=b.kv_lengths,
             cu_seqlens_q=b.cu_seqlens,
             **scales,
         )
-        out = kernelseam.attention_paged(
+        return kernelseam.attention_paged(
             q,
             k_pages,
             v_pages,
@@ -202,7 +206,6 @@ class Model:
             **scales,
             **({"scale_block": 1} if scales else {}),
         )
-        return F.linear(out.flatten(1), self.w[f"{at}o_proj.weight"])
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         return F.rms_norm(x, x.shape[1:], self.w[f"model.{name}.weight"], self.eps)
@@ -223,10 +226,10 @@ class Model:
 class Step:
     """The model on a batch, on a GPU captured once for all batches."""
 
-    def __init__(self, model: Model, batch: Batch) -> None:
+    def __init__(self, model: Model, batch: Batch, captured: bool = True) -> None:
         self.model, self.batch = model, batch
         self.graph: Any = None
-        if batch.tokens.device.type == "cuda":
+        if captured and batch.tokens.device.type == "cuda":
             self.model(batch)  # compiles, and allocates what stays
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
@@ -256,11 +259,11 @@ class Engine:
         left = self.budget
         for r in self.running:  # decoding first, then chunks of prompts
             rows = r.tokens[r.cached :]
-            if len(rows) == 1:
+            if len(rows) == 1 and self.drafts:
                 rows += r.draft(min(self.drafts, left - 1))
             self._add(parts, r, rows[:left])
             left = self.budget - sum(len(rows) for _, rows in parts)
-        while self.waiting and left > 0:
+        while self.waiting and left > 0 and len(self.running) < self.batch.requests:
             r = self.waiting[0]
             if -(-r.wanted // PAGE_SIZE) > len(self.pages.free):
                 break
@@ -282,6 +285,15 @@ class Engine:
         for r in [r for r in self.running if r.done]:
             self.running.remove(r)
             self.pages.release(r.pages)
+
+    def run(self, requests: Sequence[Request]) -> float:
+        """Seconds until all are done."""
+        self.waiting.extend(requests)
+        start = time.perf_counter()
+        with torch.no_grad():
+            while self.waiting or self.running:
+                self.step()
+        return time.perf_counter() - start
 
     @staticmethod
     def _add(parts: list[tuple[Request, list[int]]], r: Request, rows: list[int]) -> None:
@@ -336,16 +348,11 @@ def main() -> None:
     width = max(-(-n // PAGE_SIZE) for n in wanted)
     model = Model(llama, 6 * width, given.device, dtype, e4m3)
     with torch.no_grad():
-        step = Step(model, Batch(given.budget, width, model.cache.device))
+        step = Step(model, Batch(given.budget, given.requests, width, model.cache.device))
     for _ in range(1 if given.device == "cpu" else 2):  # on a device the second run is timed
         requests = [Request([*p], n) for p, n in zip(prompts, wanted, strict=True)]
         engine = Engine(step, 6 * width, drafts=3)
-        engine.waiting.extend(requests)
-        start = time.perf_counter()
-        with torch.no_grad():
-            while engine.waiting or engine.running:
-                engine.step()
-        seconds = time.perf_counter() - start
+        seconds = engine.run(requests)
     made_tokens = sum(len(r.tokens) - len(p) for r, p in zip(requests, prompts, strict=True))
     print(
         f"{made_tokens} tokens of {len(requests)} requests in {engine.steps} steps of "

@@ -207,14 +207,21 @@ class DecodeRow:
 
     def _flashinfer(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
         """Both of its ways."""
-        if self.latent:
-            prepared.refused["FlashInfer"] = "it is compared where keys and values are apart"
-            return
         q, pages, table = (
             arrays["q"][:, 0].contiguous(),
             (arrays["k"], arrays["v"]),
             arrays["table"],
         )
+        if self.scale_block:
+            prepared.refused["FlashInfer"] = "it has no rows that hold their scales"
+            return
+        if self.latent:
+            ones = [1] * self.batch
+            plan = partial(
+                flashinfer_peer.latent, q, pages[0], table, ones, self.lengths, self.latent
+            )
+            flashinfer_peer.add(prepared, "FlashInfer", plan, lambda x: x[:, None])
+            return
         for name, tensor_cores in (("FlashInfer", True), ("FlashInfer, plain units", False)):
             plan = partial(flashinfer_peer.decode, q, pages, table, self.lengths, tensor_cores)
             flashinfer_peer.add(prepared, name, plan, lambda x: x[:, None])

@@ -106,6 +106,28 @@ def prefill(
     return _planned(wrapper, q, pages, table, lengths, begins, **options)
 
 
+def latent(
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    table: torch.Tensor,
+    queries: Sequence[int],
+    lengths: Sequence[int],
+    rank: int,
+) -> Run:
+    """Causal, packed queries of any counts, ``q``: [rows, heads, D]; pages [pages, page, 1, D],
+    whose first ``rank`` columns are the values."""
+    wrapper = flashinfer().mla.BatchMLAPagedAttentionWrapper(_workspace(q))
+    counts, begins, _ = _pages_of(lengths, pages.shape[1])
+    heads, dim = q.shape[1:]
+    wrapper.plan(
+        *(_indices([0, *accumulate(queries)], q), _indices(begins, q), _own_pages(table, counts)),
+        *(_indices(lengths, q), heads, rank, dim - rank, pages.shape[1]),
+        *(max(queries) > 1, dim**-0.5, q.dtype, pages.dtype),
+    )
+    parts = *q.split([rank, dim - rank], -1), *pages[:, :, 0].split([rank, dim - rank], -1)
+    return lambda: wrapper.run(*parts)
+
+
 def cascade(
     q: torch.Tensor,
     pages: tuple[torch.Tensor, torch.Tensor],

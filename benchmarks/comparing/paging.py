@@ -147,6 +147,7 @@ class PagedRow:
         prepared.ours(session, lambda out: self.descriptor(arrays, out), result)
         if self.latent:
             prepared.refused["FA3"] = "it has no head dims 576/512"
+            self._flashinfer(prepared, arrays)
             return prepared
         packed = self.packed(arrays, counts(itertools.accumulate(self.lengths, initial=0)))
         called = "packed rows"
@@ -160,7 +161,11 @@ class PagedRow:
     def _flashinfer(self, prepared: Prepared, arrays: Mapping[str, Any]) -> None:
         left = -1 if self.window is None else self.window[0]
         q, table, pages = arrays["q"], arrays["block_table"], (arrays["k"], arrays["v"])
-        plan = partial(flashinfer_peer.prefill, q, pages, table, self.queries, self.lengths, left)
+        counts = self.queries, self.lengths
+        if self.latent:
+            plan = partial(flashinfer_peer.latent, q, pages[0], table, *counts, self.latent)
+        else:
+            plan = partial(flashinfer_peer.prefill, q, pages, table, *counts, left)
         flashinfer_peer.add(prepared, "FlashInfer", plan, lambda x: x)
 
     def _flash_attention_3(

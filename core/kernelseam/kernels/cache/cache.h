@@ -139,26 +139,59 @@ struct Places {
   int S, sequences, table_width, pages;
   FastDivmod page;
 
-  KS_DEVICE Place of(int batch, int s) const {
-    int entry = batch, begin = 0, end = S, position = s;
-    if (Config::PACKED) {
-      // Offsets below low are at most s. Each round a row's lanes look at one each; all rounds are as long for all lanes.
-      int low = 0;
+  // A packed row's sequence, -1 where it is of none, and its position less its number.
+  struct Sequence { int entry, shift; };
+  // All rows of a warp, which are those of tokens first to last, by its lanes together: each sequence that they are of is found once, with
+  // what its rows' positions need, so that few loads wait for others.
+  KS_DEVICE Sequence sequence_of(int s, int first, int last) const {
+    constexpr int EACH = 2, ROOM = EACH * WARP;
+    const int lane = thread_index() % WARP;
+    Sequence found{-1, 0};
 #pragma unroll 1
-      for (int left = sequences + 1; left > 0;) {
-        const int step = divide_up(left + 1, LANES + 1), at = low + (thread_index() % LANES + 1) * step - 1;
-        int below = at <= sequences && offsets[min_of(at, sequences)] <= s;
+    for (int want = first;;) {
+      int low = 0, left = sequences;  // it is one of these
+#pragma unroll 1
+      while (left > ROOM) {
+        const int step = divide_up(left, ROOM);
+        int below = 0;
 #pragma unroll
-        for (int m = 1; m < LANES; m *= 2) below += shuffle_xor(below, m);
-        low += below * step, left = step - 1;
+        for (int i = 0; i < EACH; i++) {
+          const int at = (lane + i * WARP + 1) * step;
+          below += at < left && offsets[low + min_of(at, left)] <= want;
+        }
+#pragma unroll
+        for (int m = 1; m < WARP; m *= 2) below += shuffle_xor(below, m);
+        low += below * step, left = min_of(step, left - below * step);
       }
-      entry = low - 1;
-      if (entry < 0 || entry >= sequences) return {};
-      begin = offsets[entry], end = offsets[entry + 1];
+      int number = 0, shift = 0, end = 0;  // number: of the sequence, from 1; one lane has them
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        const int at = low + lane + i * WARP;
+        if (at >= low + left) continue;
+        const int begin = offsets[at], next = offsets[at + 1];
+        const int before = Config::POSITION == LENGTHS && Config::DIRECTION == APPEND ? lengths[at] - next : -begin;
+        if (begin <= want && want < next) number = at + 1, shift = before, end = next;
+        if (at == 0 && want < begin) end = begin;
+      }
+#pragma unroll
+      for (int m = 1; m < WARP; m *= 2) number += shuffle_xor(number, m), shift += shuffle_xor(shift, m), end += shuffle_xor(end, m);
+      if (number && s >= want && s < end) found = {number - 1, shift};
+      if (end <= want || last < end) return found;
+      want = end;
+    }
+  }
+
+  KS_DEVICE Place of(int batch, int s, int first, int last) const {
+    int entry = batch, position = s;
+    if (Config::PACKED) {
+      const Sequence sequence = sequence_of(s, first, last);
+      entry = sequence.entry;
+      if (entry < 0) return {};
+      position = s + sequence.shift;
+    } else if (Config::POSITION == LENGTHS && Config::DIRECTION == APPEND) {
+      position = lengths[entry] + s - S;
     }
     if (Config::POSITION == GIVEN) position = positions[batch * positions_batch + s * positions_row];
-    else if (Config::POSITION == LENGTHS && Config::DIRECTION == APPEND) position = lengths[entry] - (end - s);
-    else position = s - begin;
     if (Config::SLOTS) {
       const i64 place = batch * slots_batch + s * slots_row;
       const i64 slot = Config::SLOTS == 8 ? ((const i64*)slots)[place] : ((const int*)slots)[place];
@@ -271,7 +304,8 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
   T* row = rows.at(Config::DIRECTION == COPY ? places.sources[batch] : batch, first, s);
   RowOf<T> x[HEADS];
   if constexpr (Config::DIRECTION != GATHER) load_rows(x, row, rows.head, heads, dim);
-  Place place = places.of(batch, s);
+  const int first_number = own_number - thread_index() % WARP / LANES, last_number = first_number + WARP / LANES - 1;  // of the warp
+  Place place = places.of(batch, s, groups.quotient(min_of(first_number, total - 1)), groups.quotient(min_of(last_number, total - 1)));
   if (own_number >= total) place.stored = false;
   P* const in_page = pages.at(place.page, first, place.row);
   float* scale = Config::CACHE_SCALES == OF_TOKENS ? scales.at(place.page, first, place.row) : scales.at(0, first, 0);

@@ -56,7 +56,7 @@ def _cases() -> Iterator[CacheCase]:
 
 
 def _places() -> Iterator[CacheCase]:
-    packed = (3, 0, 6, 1)
+    packed = (3, 0, 6, 1, *(0, 1) * 33)  # more than a warp of 32 looks at at once
     for direction in ("append", "gather"):
         for places in ("slots", "slots64"):
             yield case("bf16", places, direction=direction, places=places, position="")
