@@ -315,6 +315,7 @@ KS_DEVICE u32 load_relaxed(const u32* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
+KS_DEVICE void store_relaxed(u32* to, u32 x) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to), "r"(x) : "memory"); }
 // And all that was released before it.
 KS_DEVICE u32 load_acquire(const u32* from) {
   u32 x;

@@ -115,6 +115,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "SHARED_A": 0,
     "SPLIT": 1,
     "TAIL_PARTS": 0,
+    "ADDS_UP": 0,
     "BUFFERS": 2,
     "POINTERS": 1,
     "RESIDUAL": 0,

@@ -166,18 +166,43 @@ def test_sums_in_an_epilogue_are_added_up_behind_the_product() -> None:
     assert HALF.refuse(p, ROW) is None
     for tile in HALF.tiles(p.spec, ROW):
         plan = HALF.launches(p, tile, H200)
-        product, added = plan.kernels
-        assert (product.workspace, added.workspace) == ({"parts_0": 0}, {"parts": 0})
-        assert (plan.workspace_bytes, added.problem.of) == (
-            4 * 2 * -(-200 // tile.bn) * tile.bn,
-            (1, 2, 1),
-        )
+        product, *added = plan.kernels
+        assert plan.workspace_bytes == 4 * 2 * -(-200 // tile.bn) * tile.bn
+        assert product.workspace == {"parts_0": 0}
+        if tile.adds_up:
+            assert (added, product.operands) == ([], {"reduced_numbers_0": "reduction_0"})
+            assert plan.zeroed_bytes == plan.workspace_bytes
+        else:
+            assert [x.workspace for x in added] == [{"parts": 0}]
+            assert (added[0].problem.of, product.operands) == ((1, 2, 1), {})
+            assert plan.zeroed_bytes == 0
     block = amax(np.empty((100, 1), np.float32), block=(1, 96))
     for epilogue, narrow in ((column_sums(np.empty(96, np.float32)), False), (block, True)):
         gate = with_epilogue(["swiglu", epilogue], M=100, N=192)
         wide = {t.bn: strips_of(gate, t).wide for t in HALF.tiles(gate.spec, ROW)}
         assert wide[192] == (32 if narrow else 96)
         assert (128 in wide) is not narrow, "its 64 columns are of no block of 96"
+
+
+def test_a_launch_adds_up_its_own_parts_where_all_tiles_run_at_once() -> None:
+    """Where they do not, a block would wait for tiles whose blocks have not begun."""
+    sums = [row_sums(np.zeros((2, 600), "f4")), column_sums(np.zeros(600, "f4"))]
+    p = problem(epilogue=with_text(sums), M=600, N=600, K=64, batch=2, heads=1, b_transposed=True)
+    p = replace(p, reduction_strides=((600, 1), (1,)))
+    tile = HALF.tile(p, ROW, H200)
+    assert tile.adds_up and "-adds" in tile.name
+    names = HALF.variants(p, ROW, H200)
+    assert {tile.name, tile.name.replace("-adds", "")} <= {*names}
+    assert not any(t.adds_up and t.ping_pong for t in HALF.tiles(p.spec, ROW))
+    values = HALF.values(p, tile, H200)
+    reduced = [values[f"reduced_{n}_{i}"] for i in range(2) for n in ("matrix", "row", "column")]
+    assert reduced == [600, 1, 0, 0, 0, 1]
+    assert [values[f"reduced_matrices_{i}"] for i in range(2)] == [1, 2]
+    many = replace(p, M=6000, reduction_strides=((6000, 1), (1,)))
+    assert not HALF.takes(many, tile, ROW, H200) and not HALF.tile(many, ROW, H200).adds_up
+    assert not any(t.adds_up for t in HALF.variants(many, ROW, H200).values())
+    small = replace(H200, limits=replace(H200.limits, compute_units=8))
+    assert not HALF.tile(p, ROW, small).adds_up, "its blocks have several tiles each"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +234,7 @@ def test_consumers_keep_parts_where_they_have_room() -> None:
     assert all(t.fits(False, kept[t.name]) for t in HALF.tiles(spec, ROW))
     twice = problem(epilogue=with_text(["gelu", *([column_sums(np.zeros(512, "f4"))] * 2)])).spec
     left_out = {*kept} - {t.name for t in HALF.tiles(twice, ROW)}
-    assert left_out == {"128x128-5-tma", "128x128-5-rows"}, "four buffers leave 2.8 KB"
+    assert {n.replace("-adds", "") for n in left_out} == {"128x128-5-tma", "128x128-5-rows"}, "four buffers leave 2.8 KB"
 
 
 def test_sums_take_time_where_no_other_consumer_hides_them() -> None:

@@ -256,7 +256,7 @@ def test_memory_of_0_is_set_once_on_a_stream_and_never_shared_with_graphs(
         assert served == [True]
         return list(sets)
 
-    own, shared, all_of_it = [256, 4], [4], [1 << 16, 4]
+    own, shared, all_of_it = [256, 4], [4], [1 << 18, 4]
     card.stream = 9
     assert [sets_of(m) for m in (70, 71, 72)] == [all_of_it, shared, shared]
     capturing = True

@@ -14,7 +14,7 @@ from kernelseam.planning.streams import stream_handle
 
 T = TypeVar("T")
 Enqueue = Callable[[int], None]
-_ZEROED_BYTES = 1 << 16
+_ZEROED_BYTES = 1 << 18
 _MOST_STREAMS = 64
 """That have memory of 0: torch has 32 of each priority."""
 Zeroed = dict[Device, dict[int, tuple[int, Any]]]

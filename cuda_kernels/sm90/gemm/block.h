@@ -104,6 +104,14 @@ GroupTable& groups_of(Storage&);  // never called
 typedef conditional<Config::GROUPED != 0, GroupedStorage, Storage>::type SharedStorage;
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 
+// Where the numbers of sums and maxima go that the launch itself adds up (joined_parts.h), by matrix, row and column; matrices that share one.
+template<int COUNT> struct ReducedNumbers {
+  float* numbers[COUNT];
+  i64 matrix[COUNT], row[COUNT], column[COUNT];
+  int matrices[COUNT];
+};
+template<> struct ReducedNumbers<0> {};
+
 // a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to; sums: what the epilogue is of.
 struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2, &sums; };
 
@@ -124,6 +132,7 @@ struct Arguments {
   const RowIndices& indices;
   const EpilogueArguments& epilogue;
   const EpilogueParts<Config::REDUCTIONS>& parts;
+  const ReducedNumbers<Config::REDUCTIONS>& reduced;
 
   // Stages of the ring that a tile's source tiles take.
   KS_DEVICE int source_stages() const {

@@ -439,8 +439,8 @@ struct Consumer {
       if constexpr (Config::EPILOGUE) {
         const int at = opaque(thread_lane);  // else its places are kept from tile to tile, and spill
         Expression expression(a, p, p.row + first_row(at), at);
-        WarpParts* const parts = storage.parts(group);
-        store<false>(acc, p, c, [&](int panel, int panels) { expression.apply(acc, a, parts, group, warp, panel, panels); });
+        store<false>(acc, p, c, [&](int panel, int panels) { expression.apply(acc, a, storage.parts(group), group, warp, panel, panels); });
+        if constexpr (Config::ADDS_UP) return JoinedParts{a, p, expression.block.matrix, group * 128 + thread()}.run();  // its only tile
       } else {
         store<false>(acc, p, c, [](int, int) {});
       }

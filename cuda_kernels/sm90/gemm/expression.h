@@ -2,7 +2,7 @@
 // neighbouring columns, 2q and 2q + 1 of every 8. Of HALVES the two of a pair are BN/4 accumulators apart. Of NEIGHBOURS they are side
 // by side, and what becomes of them is where the first was: column q of every 4 of the result.
 #pragma once
-#include "sm90/gemm/reductions.h"
+#include "sm90/gemm/joined_parts.h"
 
 // Elements that are computed together: what more of them load and keep would be spilled, or is slower. (H200, 512×6144×4096 by 128×192, over
 // the product alone: a gate of neighbours 1.2 % by 16 and 5.2 % by 8, gelu with a bias 9 and 8 %.)

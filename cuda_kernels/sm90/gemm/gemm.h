@@ -9,7 +9,8 @@
 // multiply by wgmma, BM/GROUPS rows each, and store their rows (epilogue.h). In PING_PONG two consumers have every other tile each, and
 // take turns: one applies its epilogue and stores while the other multiplies.
 // What becomes of the sums before they are rounded may be any expression of them (expression.h), also of pairs of columns: where the two are
-// halves of N, each half's columns are half of a tile's. Sums and maxima of them leave as parts (reductions.h).
+// halves of N, each half's columns are half of a tile's. Sums and maxima of them leave as parts (reductions.h),
+// which a second launch adds up, or this one (joined_parts.h).
 // Sums of several products (SUMMED: batches, heads) follow one another through the ring. A's heads may be those of three
 // operands (SEGMENTED), with a map each. Heads whose elements follow one another along an axis are one product (JOINED):
 // a box is then found by its head. Sums of A's rows (ROW_SUMS) are products with a column of ones, in the tiles of column 0.
@@ -44,7 +45,8 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
           const TensorMap& a1_map, const TensorMap& a2_map, int a1_first, int a2_first, const FastDivmod& joined_heads,
           const TensorMap& c1_map, const TensorMap& c2_map, const Result& result, const RowIndices& indices,
           const GatheredRows& gathered, const Scales& scales,
-          const EpilogueArguments& epilogue, const TensorMap& sums_map, const EpilogueParts<Config::REDUCTIONS>& parts) {
+          const EpilogueArguments& epilogue, const TensorMap& sums_map, const EpilogueParts<Config::REDUCTIONS>& parts,
+          const ReducedNumbers<Config::REDUCTIONS>& reduced) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const TensorMap &a1 = one_of<Config::SEGMENTED>(a1_map, a_map), &a2 = one_of<Config::SEGMENTED>(a2_map, a_map);
@@ -53,7 +55,7 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
   const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2, one_of<Config::PREACTIVATION>(sums_map, c_map)};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads, indices, epilogue, parts};
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads, indices, epilogue, parts, reduced};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;

@@ -18,8 +18,24 @@ constexpr bool BY_COLUMN = by_columns<Epilogue>();  // some sum or maximum
 constexpr int STRIP_COLUMNS = of_blocks<Epilogue>() ? KEPT_COLUMNS : BN / PER_COLUMN;
 constexpr int FOUR = 4;  // parts of columns that leave together
 
+// Of a part of E's reduction I, how many elements it is of along either axis, and where it lies by its place among the parts of a matrix.
+template<class E, int I> struct Parts {
+  static constexpr bool BY_ROW = E::REDUCED_ROWS[I] == 1, BY_COLUMN = !BY_ROW && E::REDUCED_COLUMNS[I] == 1;
+  static constexpr int HIGH = BY_ROW ? 1 : STRIP_ROWS, WIDE = BY_COLUMN ? 1 : STRIP_COLUMNS;
+  template<int COUNT> static KS_DEVICE i64 place(const EpilogueParts<COUNT>& of, int matrix, int row, int column) {
+    if (BY_ROW) return ((i64)matrix * of.column_strips + column) * ((i64)of.row_strips * STRIP_ROWS) + row;
+    return ((i64)matrix * of.row_strips + row) * ((i64)of.column_strips * (BY_COLUMN ? STRIP_COLUMNS : 1)) + column;
+  }
+};
+
+// Where the launch itself adds up parts (joined_parts.h), a part that is not there yet is a word of 0.
+KS_DEVICE void put_part(float* to, float part) {
+  if (Config::ADDS_UP) store_relaxed((u32*)to, ~__float_as_uint(part));
+  else *to = part;
+}
+
 template<int COUNT> struct Reduced {
-  typedef EpilogueParts<COUNT> Parts;
+  typedef EpilogueParts<COUNT> To;
   static constexpr int KEPT = max_of(COUNT, 1);
   float of[KEPT][MT][2], columns[KEPT][FOUR];
 
@@ -72,7 +88,7 @@ template<int COUNT> struct Reduced {
   }
 
   // Writes parts of rows, whose strip ends, and keeps a warp's of the strip; begins the next ones.
-  template<int I = 0> KS_DEVICE void end_strip(WarpParts* kept, const Parts& to, const EpilogueBlock& block, int strip, int warp, int lane) {
+  template<int I = 0> KS_DEVICE void end_strip(WarpParts* kept, const To& to, const EpilogueBlock& block, int strip, int warp, int lane) {
     if constexpr (I < COUNT) {
       if constexpr (!by_column(I)) {
 #pragma unroll
@@ -85,7 +101,7 @@ template<int COUNT> struct Reduced {
             const int row = block.row + 64 * i + 8 * half;
             if (by_row(I)) {
               if ((lane & 3) == 0 && row < block.rows && strip * STRIP_COLUMNS < block.columns)
-                to.parts[I][((i64)block.matrix * to.column_strips + strip) * ((i64)to.row_strips * STRIP_ROWS) + row] = part;
+                put_part(to.parts[I] + Parts<Epilogue, I>::place(to, block.matrix, row, strip), part);
             } else if (lane == 0) {
               kept[kept_of<I>() + i].of[warp] = part;
             }
@@ -98,7 +114,7 @@ template<int COUNT> struct Reduced {
 
   // Joins the warps' parts, of columns from `column` on and, where it ends, of their strip, and writes them. row: the consumer's first.
   template<bool STRIP_ENDS, int I = 0>
-  KS_DEVICE void write(const WarpParts* kept, const Parts& to, const EpilogueBlock& block, int row, int column, int thread) const {
+  KS_DEVICE void write(const WarpParts* kept, const To& to, const EpilogueBlock& block, int row, int column, int thread) const {
     if constexpr (I < COUNT) {
       constexpr int COLUMNS = by_column(I) ? KEPT_COLUMNS : by_row(I) || !STRIP_ENDS ? 0 : 1;
       const int strip_column = column / STRIP_COLUMNS;
@@ -108,9 +124,8 @@ template<int COUNT> struct Reduced {
         const int c = by_column(I) ? column + n % max_of(COLUMNS, 1) : strip_column * STRIP_COLUMNS;
         if (n >= MT * COLUMNS || r >= block.rows || c >= block.columns) continue;
         const float* const x = kept[kept_of<I>() + n].of;
-        const i64 strip = (i64)block.matrix * to.row_strips + r / STRIP_ROWS;
-        const i64 place = by_column(I) ? strip * ((i64)to.column_strips * STRIP_COLUMNS) + c : strip * to.column_strips + strip_column;
-        to.parts[I][place] = join<I>(join<I>(x[0], x[1]), join<I>(x[2], x[3]));
+        const i64 place = Parts<Epilogue, I>::place(to, block.matrix, r / STRIP_ROWS, by_column(I) ? c : strip_column);
+        put_part(to.parts[I] + place, join<I>(join<I>(x[0], x[1]), join<I>(x[2], x[3])));
       }
       write<STRIP_ENDS, I + 1>(kept, to, block, row, column, thread);
     }

@@ -400,6 +400,10 @@ def _sums() -> Iterator[GemmCase]:
     shape = {"M": 456, "N": 400, "K": 200, "batch": 1, "num_heads": 20}
     for name, epilogue in (("", "silu"), ("-gate", "gated_options")):
         yield gemm("bf16-nt", f"many-tiles-sums{name}", epilogue=epilogue, **sums, **shape)
+    # Of tiles that all run at once, whose launch adds up the parts: of one matrix, and of several.
+    for what, batch, heads in (("", 1, 1), ("-batch", 2, 3)):
+        few = {"M": 456, "N": 400, "K": 200, "batch": batch, "num_heads": heads}
+        yield gemm("bf16-nt", f"sums-at-once{what}", **sums, **few)
     # The last strip of columns ends behind the result, in a part that has none of them.
     sums = {"reductions": ("row_squares", "column_sums", "amax")}
     shape = {"M": 2090, "N": 1560, "K": 200, "batch": 1, "num_heads": 1}

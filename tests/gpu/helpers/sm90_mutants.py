@@ -745,6 +745,22 @@ MUTANTS = (
         "a tile's sums are added up before the other blocks have written them",
     ),
     _mutant(
+        "parts-of-a-number-not-waited-for",
+        "sm90/gemm/joined_parts.h",
+        "while (part[j] == 0) part[j] = load_relaxed(at(j));",
+        "",
+        "gemm-bf16-nt-sums-at-once",
+        "a number's parts are added up before they are there",
+    ),
+    _mutant(
+        "part-of-a-launch-before",
+        "sm90/gemm/joined_parts.h",
+        "if (first + LANES * j < count) store_relaxed(at(j), 0);",
+        "",
+        "gemm-bf16-nt-sums-at-once-batch",
+        "parts that were read stay, and are those of the next launch",
+    ),
+    _mutant(
         "columns-begin-with-the-group",
         GEMM_GROUPS,
         "begin / CHUNK * CHUNK + in_columns",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from kernelseam.contract import ArchRow, Device, Launch
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
@@ -25,6 +26,7 @@ parts, and of more."""
 _CHUNK = 32
 """Parts that a first launch joins, where there are many."""
 _ALIGNMENT = 16
+_NUMBERS = ("matrix", "row", "column")
 
 
 def part_pointers(spec: GemmSpec) -> tuple[str, ...]:
@@ -54,6 +56,29 @@ class Strips:
 def part_values(strips: Strips) -> dict[str, int]:
     """The argument's values."""
     return {"row_strips": strips.rows, "column_strips": strips.columns}
+
+
+def numbers_structure(spec: GemmSpec) -> Structure:
+    """The argument of a GEMM that adds up its own parts."""
+    kinds = (("numbers", "pointer"), *((n, "i64") for n in _NUMBERS), ("matrices", "i32"))
+    each = [(name, i, kind) for name, kind in kinds for i in range(len(spec.reductions))]
+    members = tuple((f"reduced_{name}_{i}", kind) for name, i, kind in each)
+    return Structure(members, tuple(f"{name}[{i}]" for name, i, _ in each))
+
+
+def number_values(p: GemmProblem, strips: Strips) -> dict[str, int]:
+    """The argument's values."""
+    values = dict[str, int]()
+    for i, (r, one) in enumerate(zip(p.spec.reductions, reduce_problems(p, strips), strict=True)):
+        strides = _ordered(one.out_strides, _axes(r))
+        values |= {f"reduced_{n}_{i}": x for n, x in zip(_NUMBERS, strides, strict=True)}
+        values[f"reduced_matrices_{i}"] = one.of[0]
+    return values
+
+
+def number_operands(spec: GemmSpec) -> dict[str, str]:
+    """The argument's pointers, and their operands."""
+    return {f"reduced_numbers_{i}": reduction(i) for i in range(len(spec.reductions))}
 
 
 def warp_block(spec: GemmSpec, tile: GemmTile) -> tuple[int, int]:
@@ -138,7 +163,7 @@ def _reduce_problem(
     of_columns = 1 if by_column else r.columns // wide if r.columns else columns
     extents, steps = iter(shape), iter(strides)
     there = (r.by_matrix, r.rows, r.columns)
-    axes = (0, 2, 1) if by_row else (0, 1, 2)  # that along which parts lie side by side last
+    axes = _axes(r)
     matrices = 1 if r.by_matrix else p.results
     parts, of = (p.results, rows, columns), (matrices, of_rows, of_columns)
     out = [next(extents) if x else 1 for x in there]
@@ -156,6 +181,11 @@ def _reduce_problem(
     )
 
 
+def _axes(r: Reduction) -> tuple[int, int, int]:
+    """That along which parts lie side by side last."""
+    return (0, 2, 1) if r.rows == 1 else (0, 1, 2)
+
+
 def _ordered(x: Sequence[int], axes: tuple[int, int, int]) -> tuple[int, int, int]:
     first, second, third = (x[axis] for axis in axes)
     return first, second, third
@@ -168,25 +198,26 @@ def refuse_parts(p: GemmProblem, strips: Iterable[Strips]) -> str | None:
     return f"a sum or a maximum is of {most} parts, 2^31 or more" if most >= INT32 else None
 
 
+def part_offsets(p: GemmProblem, strips: Strips) -> tuple[dict[str, int], int]:
+    """The GEMM's parameters in the workspace, with their offsets; their bytes."""
+    sizes = (_bytes(one.parts) for one in reduce_problems(p, strips))
+    *offsets, end = accumulate(sizes, initial=0)
+    return dict(zip(part_pointers(p.spec), offsets, strict=True)), end
+
+
+def _bytes(extents: tuple[int, int, int]) -> int:
+    return divide_up(4 * math.prod(extents), _ALIGNMENT) * _ALIGNMENT
+
+
 def reduce_launches(p: GemmProblem, strips: Strips) -> tuple[dict[str, int], list[Launch], int]:
-    """The GEMM's parameters in the workspace, with their offsets; the launches that add up what it
-    writes there; the workspace's bytes."""
-    end, offsets, launches = 0, dict[str, int](), []
-
-    def room(extents: tuple[int, int, int]) -> int:
-        nonlocal end
-        start, end = end, end + divide_up(4 * math.prod(extents), _ALIGNMENT) * _ALIGNMENT
-        return start
-
-    tile = RowTile(_WARPS)
-    for i, (name, one) in enumerate(
-        zip(part_pointers(p.spec), reduce_problems(p, strips), strict=True)
-    ):
-        at = offsets[name] = room(one.parts)
+    """``part_offsets``; the launches that add up what the GEMM writes there; the workspace's
+    bytes."""
+    launches, tile = [], RowTile(_WARPS)
+    offsets, end = part_offsets(p, strips)
+    for i, (at, one) in enumerate(zip(offsets.values(), reduce_problems(p, strips), strict=True)):
         if (first := _first_step(one)) is not None:
-            between = room(first.out)
-            launches.append(Launch(REDUCE, first, tile, {"parts": at, "out": between}))
-            at, one = between, _last_step(one, first)
+            launches.append(Launch(REDUCE, first, tile, {"parts": at, "out": end}))
+            at, one, end = end, _last_step(one, first), end + _bytes(first.out)
         launches.append(Launch(REDUCE, one, tile, {"parts": at}, {"out": reduction(i)}))
     return offsets, launches, end
 

@@ -38,6 +38,10 @@ from kernelseam.kernels.gemm.gemm import (
     scales_structure,
 )
 from kernelseam.kernels.gemm.reductions import (
+    number_operands,
+    number_values,
+    numbers_structure,
+    part_offsets,
     part_pointers,
     part_values,
     parts_structure,
@@ -64,6 +68,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     MAX_TILES,
     ORDER,
     SCALED_COLUMNS,
+    all_at_once,
     in_step,
     kept_bytes,
     order_values,
@@ -88,16 +93,8 @@ ring of one slice more than it sums: ``in_step``. An H100 has 3.35e12, an H200 4
 _POINTERS = ("a", "b", "c", "bias", "residual", "origin")
 _STRIDES = ("c_batch", "c_head", "bias_batch", "bias_head")
 _INTS = (
-    "c_row",
-    "M",
-    "N",
-    "slices",
-    "a_head_step",
-    "a_batch_step",
-    "b_head_step",
-    "b_batch_step",
-    "residual_head_step",
-    "residual_batch_step",
+    *("c_row", "M", "N", "slices"),
+    *(f"{n}_{axis}_step" for n in ("a", "b", "residual") for axis in ("head", "batch")),
 )
 _SUMS_STRIDES = ("sums_batch", "sums_head")
 _GROUPS = ("batch_group", "head_group")
@@ -111,7 +108,7 @@ _OPTIONAL = (
     "groups",
     *(name for name, _ in _SEGMENT_PARAMETERS),
     *("joined", "c1_map", "c2_map", "result", "indices", "gathered", "scales"),
-    *("epilogue", SUMS_MAP, "parts"),
+    *("epilogue", SUMS_MAP, "parts", "reduced"),
 )
 
 
@@ -213,14 +210,17 @@ class HopperGemm(HopperKernel):
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The tile that should take the least time."""
         slow = device.limits.bytes_per_second < _FAST_MEMORY
+        offered = (t for t in self.offered(problem) if self.takes(problem, t, row, device))
         return min(
-            (in_step(problem, t) if slow else t for t in self.offered(problem)),
+            (in_step(problem, t) if slow else t for t in offered),
             key=lambda t: predicted(work_of(problem, t, device), row.costs, device.limits),
         )
 
     def takes(
         self, problem: GemmProblem, tile: HopperGemmTile, row: ArchRow, device: Device
     ) -> bool:
+        if tile.adds_up and not all_at_once(problem, tile, device):
+            return False
         return self.few_enough(problem, tile) and self.stores(problem, tile)
 
     def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
@@ -270,13 +270,18 @@ class HopperGemm(HopperKernel):
     def variants(
         self, problem: GemmProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperGemmTile]:
-        offered = self.offered(problem)
+        offered = [t for t in self.offered(problem) if self.takes(problem, t, row, device)]
         stepped = (in_step(problem, t) for t in offered)
         return {t.name: t for t in (self.tile(problem, row, device), *offered, *stepped)}
 
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.reductions:
-            offsets, others, workspace = reduce_launches(problem, strips_of(problem, tile))
+            strips = strips_of(problem, tile)
+            if tile.adds_up:
+                offsets, size = part_offsets(problem, strips)
+                own = Launch(self, problem, tile, offsets, number_operands(problem.spec))
+                return Launches((own,), size, zeroed_bytes=size)
+            offsets, others, workspace = reduce_launches(problem, strips)
             return Launches((Launch(self, problem, tile, offsets), *others), workspace)
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
@@ -304,7 +309,7 @@ class HopperGemm(HopperKernel):
             **NOT_GROUPED,
             **heads_constants(None),
             **members(tile, "bm", "bn", "groups", "stages", "cluster", "group_rows"),
-            **members(tile, "shared_a", "split", "tail_parts", "in_turns", "ping_pong"),
+            **members(tile, "shared_a", "split", "tail_parts", "adds_up", "in_turns", "ping_pong"),
             **members(tile, "halves", "blocks", "buffers"),
             "STORE": int(tile.store == "tma"),
             "C_FIRST": tile.c_first,
@@ -334,6 +339,7 @@ class HopperGemm(HopperKernel):
                 *((("epilogue", epilogue_structure(spec)),) if spec.epilogue else ()),
                 *(((SUMS_MAP, "tensor_map"),) if spec.preactivation else ()),
                 *((("parts", parts_structure(spec)),) if spec.reductions else ()),
+                *((("reduced", numbers_structure(spec)),) if spec.reductions else ()),
             ),
             generated=True,
             in_place=True,
@@ -383,7 +389,8 @@ class HopperGemm(HopperKernel):
         if p.spec.epilogue:
             values |= epilogue_values(p, p)
         if p.spec.reductions:
-            values |= part_values(strips_of(p, tile))
+            strips = strips_of(p, tile)
+            values |= {**part_values(strips), **number_values(p, strips)}
         return {**values, **order_values(p, tile), "alpha": p.alpha, "beta": p.beta}
 
     def pointers(self, spec: GemmSpec) -> dict[str, str]:
@@ -396,7 +403,7 @@ class HopperGemm(HopperKernel):
             **added,
             **{n: f"{n}{suffix}" for n in SCALES if spec.scales},
             **epilogue_pointers(spec, suffix),
-            **dict.fromkeys((*part_pointers(spec), "origin", "sums"), ""),
+            **dict.fromkeys((*part_pointers(spec), *number_operands(spec), "origin", "sums"), ""),
         }
 
     def tensor_maps(

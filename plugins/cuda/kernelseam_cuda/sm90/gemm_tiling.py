@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from kernelseam.contract import Device
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES
@@ -117,8 +118,9 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     if spec.epilogue:
         tiles = EPILOGUE + (EPILOGUE_LINEAR if _linear(spec) else ())
         return tuple(
-            t
+            form
             for t in tiles
+            for form in _forms(spec, t)
             if takes_pairs(spec, t)
             and not (t in AT_ONCE and _ends_late(spec))
             and _fits_registers(spec, t)
@@ -127,6 +129,12 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
         )
     tiles = GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS, PING_PONG) if _linear(spec) else ())
     return tuple(t for t in tiles if _fits_registers(spec, t))
+
+
+def _forms(spec: GemmSpec, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
+    """Where all tiles run at once, their launch may add up parts itself."""
+    adds_up = spec.reductions and not tile.ping_pong
+    return (replace(tile, adds_up=True), tile) if adds_up else (tile,)
 
 
 def takes_pairs(spec: GemmSpec, tile: HopperGemmTile) -> bool:
@@ -223,6 +231,12 @@ def _linear(spec: GemmSpec) -> bool:
     tokens, nothing else is summed, and the result is of 16 bits or fewer."""
     plain = not (spec.a_transposed or spec.summed or spec.row_sums)
     return plain and spec.view == "strided" and spec.dtype_c.itemsize <= 2
+
+
+def all_at_once(p: GemmProblem, tile: HopperGemmTile, device: Device) -> bool:
+    """Whether all tiles run at once."""
+    clusters = device.limits.compute_units // (tile.cluster * tile.split) * tile.blocks
+    return tile_count(p, tile) <= clusters
 
 
 def in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:

@@ -88,6 +88,8 @@ class HopperGemmTile:
     """Two consumers have a tile each, and one multiplies while the other writes."""
     tail_parts: int = 0
     """Into which tiles of a last wave of few are cut along K, at most; 0: they are not."""
+    adds_up: bool = False
+    """Parts of an epilogue's sums and maxima itself, where all tiles run at once."""
     halves: bool = False
     """Of e4m3: a consumer multiplies half of its columns after the other, and adds up meanwhile."""
 
@@ -104,7 +106,7 @@ class HopperGemmTile:
         )
         more += "-pingpong" * self.ping_pong + "-turns" * self.in_turns + "-halves" * self.halves
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
-        more += f"-tail{self.tail_parts}" * (self.tail_parts > 1)
+        more += f"-tail{self.tail_parts}" * (self.tail_parts > 1) + "-adds" * self.adds_up
         return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
 
     def shared_bytes(
