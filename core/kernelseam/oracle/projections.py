@@ -29,11 +29,8 @@ def qkv_projection(
     """q [B, heads, S, dim], k and v [B, kv_heads, S, dim] of x [B, S, K] and weight [(heads +
     2·kv_heads)·dim, K]. q and k are rotated by the row of cos and sin [positions, n / 2] that
     ``positions`` [B, S] gives."""
-    x, weight = x.astype(np.float64), weight.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        y, size = x @ weight.T, np.abs(x) @ np.abs(weight).T
-        if bias is not None:
-            y, size = y + bias.astype(np.float64), size + np.abs(bias.astype(np.float64))
+        y, size = _linear(x, weight, bias)
         (B, S), total = x.shape[:2], heads + 2 * kv_heads
         y, size = (a.reshape(B, S, total, dim).transpose(0, 2, 1, 3).copy() for a in (y, size))
         if style and cos is not None and sin is not None and positions is not None:
@@ -52,12 +49,9 @@ def output_projection(
 ) -> Results:
     """out [B, 1, S, hidden] of attn_out [B, H, S, D], weight [hidden, H·D], bias [hidden] and
     residual [B, 1, S, hidden]."""
-    rows, w = tokens(attn_out).astype(np.float64), weight.astype(np.float64)
+    rows = tokens(attn_out)
     with np.errstate(invalid="ignore", over="ignore"):
-        y, size = rows @ w.T, np.abs(rows) @ np.abs(w).T
-        for added in (bias, None if residual is None else residual[:, 0]):
-            if added is not None:
-                y, size = y + added.astype(np.float64), size + np.abs(added.astype(np.float64))
+        y, size = _linear(rows, weight, bias, None if residual is None else residual[:, 0])
     return {"out": (GemmResult(y[:, None], size[:, None]), rows.shape[2])}
 
 
@@ -67,14 +61,8 @@ def qkv_projection_bwd(
     """d_input [B, 1, S, K], d_weight [1, 1, N, K] and d_bias [N] of dq [B, H, S, D], dk and dv [B,
     H_kv, S, D], x [B, 1, S, K] and weight [1, 1, N, K]; without weight or x, without the gradient
     that needs it."""
-    d = tokens(dq, dk, dv).astype(np.float64)
-    results: Results = {"d_bias": _sums(d)}
-    if weight is not None:
-        result, count = _product(d, weight[0, 0].astype(np.float64))
-        results["d_input"] = (GemmResult(result.out[:, None], result.magnitude[:, None]), count)
-    if x is not None:
-        results["d_weight"] = _outer(d, x[:, 0].astype(np.float64))
-    return results
+    results = output_projection_bwd(tokens(dq, dk, dv)[:, None], x, weight, 1)
+    return {n.replace("attn_out", "input"): result for n, result in results.items()}
 
 
 def output_projection_bwd(
@@ -101,6 +89,16 @@ def tokens(*parts: Array) -> Array:
         [x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3]) for x in parts],
         axis=2,
     )
+
+
+def _linear(x: Array, weight: Array, *added: Array | None) -> tuple[Floats, Floats]:
+    """x·weightᵀ and what is added, in this order, and the sum of magnitudes."""
+    x, weight = x.astype(np.float64), weight.astype(np.float64)
+    y, size = x @ weight.T, np.abs(x) @ np.abs(weight).T
+    for term in added:
+        if term is not None:
+            y, size = y + term.astype(np.float64), size + np.abs(term.astype(np.float64))
+    return y, size
 
 
 def _product(a: Floats, b: Floats) -> tuple[GemmResult, int]:

@@ -150,56 +150,36 @@ def output(p: OutputProjectionProblem, x: Mapping[str, Array]) -> Comparison:
 
 def qkv_gradients(p: QkvProjectionBwdProblem, x: Mapping[str, Array]) -> Comparison:
     """d_input of some tokens, some rows of d_weight, d_bias."""
-    of = _some(p.batch, p.S, sampled(4 * p.hidden * p.width))
-    expected: Results = {}
-    actual: dict[str, Array] = {}
-    if "d_input" in x:
-        dq, dk, dv = (of(x[n]) for n in ("dq", "dk", "dv"))
-        results = projections.qkv_projection_bwd(dq, dk, dv, None, x["weight"])
-        expected, actual = {"d_input": results["d_input"]}, {"d_input": of(x["d_input"])}
-    d = tokens(x["dq"], x["dk"], x["dv"])[:, None]
-    return _with_sums(p, x, d, "input", expected, actual)
+    return _gradients(p, x, tokens(x["dq"], x["dk"], x["dv"])[:, None], "input", 1)
 
 
 def output_gradients(p: OutputProjectionBwdProblem, x: Mapping[str, Array]) -> Comparison:
     """d_attn_out of some tokens, some rows of d_weight, d_bias."""
-    of = _some(p.batch, p.S, sampled(4 * p.hidden * p.width))
-    expected: Results = {}
-    actual: dict[str, Array] = {}
-    if "d_attn_out" in x:
-        results = projections.output_projection_bwd(
-            of(x["d_output"]), None, x["weight"], p.num_heads
-        )
-        expected, actual = (
-            {"d_attn_out": results["d_attn_out"]},
-            {"d_attn_out": of(x["d_attn_out"])},
-        )
-    return _with_sums(p, x, x["d_output"], "attn_out", expected, actual)
+    return _gradients(p, x, x["d_output"], "attn_out", p.num_heads)
 
 
-def _with_sums(
+def _gradients(
     p: QkvProjectionBwdProblem | OutputProjectionBwdProblem,
     x: Mapping[str, Array],
     d: Array,
     read: str,
-    expected: Results,
-    actual: dict[str, Array],
+    heads: int,
 ) -> Comparison:
-    """Adds d_weight and d_bias: sums over all tokens of d [B, 1, S, columns], for d_weight times
-    the operand ``read``."""
+    """Those by the operand ``read``, whose gradient has so many heads, by the weight and by a bias;
+    d [B, 1, S, columns]: that of the result."""
+    expected: Results = {}
+    actual: dict[str, Array] = {}
+    if (own := f"d_{read}") in x:
+        of = _some(p.batch, p.S, sampled(4 * p.hidden * p.width))
+        results = projections.output_projection_bwd(of(d), None, x["weight"], heads)
+        expected[own], actual[own] = results["d_attn_out"], of(x[own])
     if "d_weight" in x:
         columns = x["d_weight"].shape[3]
         rows = formulas.sample_rows(d.shape[3], sampled(4 * p.batch * p.S * columns))
         some = slice(None) if rows is None else rows
         results = projections.output_projection_bwd(d[..., some], x[read], None, 1)
-        expected, actual = (
-            {**expected, "d_weight": results["d_weight"]},
-            {**actual, "d_weight": x["d_weight"][:, :, some]},
-        )
+        expected["d_weight"], actual["d_weight"] = results["d_weight"], x["d_weight"][:, :, some]
     if "d_bias" in x:
         results = projections.output_projection_bwd(d, None, None, 1)
-        expected, actual = (
-            {**expected, "d_bias": results["d_bias"]},
-            {**actual, "d_bias": x["d_bias"]},
-        )
+        expected["d_bias"], actual["d_bias"] = results["d_bias"], x["d_bias"]
     return expected, actual
