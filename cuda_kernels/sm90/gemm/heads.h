@@ -9,6 +9,7 @@
 // A warp's own stores go wherever rows lie: pages, entries that end within a tile, heads of any multiple of 8 elements. TMA's
 // go through a map an operand (element, token, head, entry): heads of multiples of 64, 64 rows of a tile in one entry.
 #pragma once
+#include "gemm/head_places.h"
 #include "sm90/gemm/result.h"
 
 enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
@@ -29,33 +30,15 @@ struct Order {
   }
 };
 
-// An argument of the kernel, passed whole: as that of the shared kernel (core's gemm/heads.h).
-struct HeadsResult {
+// An argument of the kernel, passed whole.
+struct HeadsResult : HeadPlaces<Order> {
   static constexpr bool ORDERED = Config::ROTARY == HALF_SPLIT;
   static constexpr int BOX_BYTES = ORDERED && Config::STORE == TMA ? 2 * UNIT : 128, UNIT_ROWS = UNIT;
-
-  struct { struct { void* base; i64 batch, head; int row, first; } of[3]; } operands;  // q, k and v; a row is a token; first: its first head
-  const float *cosines, *sines;
-  const int *positions, *table;
-  i64 positions_batch;
-  int positions_row, table_row, rotary_row, first_position;
-  Order order;
-  FastDivmod tokens, page;
 
   KS_DEVICE int weight_row(int column) const {
     if (!ORDERED) return column;
     const int c = order.in_head(column);
     return column - c + order.element(column, c);
-  }
-
-  // A row of C: a token of an entry of the batch, and its position.
-  struct Token { int entry, index, position; };
-  KS_DEVICE Token token(int batch, int row) const {
-    const int number = tokens.quotient(row), entry = batch + number, index = row - number * tokens.d;
-    if (!Config::ROTARY && !Config::PAGED) return {entry, index, 0};
-    const int position = Config::POSITIONS ? positions[entry * positions_batch + (i64)index * positions_row]
-                                      : first_position + index;
-    return {entry, index, position};
   }
 
   // Of a panel's pairs: a thread has 8 in each of its rows. `o`: the first column, from the tile's on, of the GROUP (or of the 8

@@ -12,6 +12,7 @@ struct JoinedParts {
   int matrix, thread;  // which, and the number among all of the tile's consumers
 
   static_assert(!Config::ADDS_UP || !PING_PONG, "consumers that share a tile");
+  static constexpr int TOGETHER = 16;  // parts that a thread loads
   // Numbers whose last part of `of` each is one of `from` to `end` of so many: the first, and how many.
   struct Numbers {
     int first, count;
@@ -30,24 +31,25 @@ struct JoinedParts {
 
   template<int I> KS_DEVICE void add_up() const {
     typedef Parts<Epilogue, I> Of;
-    constexpr int LANES = Of::BY_ROW || Of::BY_COLUMN ? 1 : WARP;  // that share a number
     constexpr int HIGH = Epilogue::REDUCED_ROWS[I] / Of::HIGH, WIDE = Epilogue::REDUCED_COLUMNS[I] / Of::WIDE;  // parts of a number; 0: all
-    constexpr int TOGETHER = Of::BY_ROW && WIDE == 0 ? 32 : 8;
+    constexpr int LANES = Of::BY_COLUMN ? 1 : !Of::BY_ROW ? WARP : WIDE ? 1 : 2;  // that share a number
     const int rows = Of::BY_ROW ? a.M : a.parts.row_strips, columns = Of::BY_COLUMN ? a.N / PER_COLUMN : a.parts.column_strips;
     const int high = HIGH ? HIGH : rows, wide = WIDE ? WIDE : columns, row = p.row / Of::HIGH, column = result_column(p) / Of::WIDE;
     const Numbers down(high, row, row + BM / Of::HIGH, rows), across(wide, column, column + BN / PER_COLUMN / Of::WIDE, columns);
+    const int numbers = down.count * across.count;
 #pragma unroll 1
-    for (int n = thread / LANES; n < down.count * across.count; n += 128 * SHARERS / LANES) {
+    for (int all = thread / WARP * WARP / LANES; all < numbers; all += 128 * SHARERS / LANES) {  // of a warp
+      const int n = all + thread % WARP / LANES;
       const int line = n / (Of::BY_ROW ? down.count : across.count), rest = n - line * (Of::BY_ROW ? down.count : across.count);
       const int r = down.first + (Of::BY_ROW ? rest : line), c = across.first + (Of::BY_ROW ? line : rest);
-      const int many = min_of(high, rows - r * high), broad = min_of(wide, columns - c * wide), count = many * broad;
+      const int many = min_of(high, rows - r * high), broad = min_of(wide, columns - c * wide), count = n < numbers ? many * broad : 0;
       float x = 0.f;
 #pragma unroll 1
       for (int m = matrix + 1 - a.reduced.matrices[I]; m <= matrix; m++)
 #pragma unroll 1
         for (int first = thread % LANES; first < count; first += LANES * TOGETHER) {
           auto at = [&](int j) {
-            const int i = first + LANES * j, i_row = Of::BY_ROW ? 0 : Of::BY_COLUMN ? i : i / broad;
+            const int i = first + LANES * j, i_row = Of::BY_COLUMN ? i : Of::BY_ROW || WIDE == 0 ? 0 : i / broad;  // whole rows of parts follow one another
             return (u32*)a.parts.parts[I] + Of::place(a.parts, m, r * high + i_row, c * wide + i - i_row * broad);
           };
           u32 part[TOGETHER];
@@ -62,7 +64,7 @@ struct JoinedParts {
         }
 #pragma unroll
       for (int lane = 1; lane < LANES; lane *= 2) x = joined<Epilogue::MAXIMUM[I]>(x, shuffle_xor(x, lane));
-      if (thread % LANES == 0) a.reduced.numbers[I][matrix * a.reduced.matrix[I] + r * a.reduced.row[I] + c * a.reduced.column[I]] = x;
+      if (thread % LANES == 0 && n < numbers) a.reduced.numbers[I][matrix * a.reduced.matrix[I] + r * a.reduced.row[I] + c * a.reduced.column[I]] = x;
     }
   }
 };

@@ -49,11 +49,6 @@ KS_DEVICE void team_barrier() {
   else block_barrier();
 }
 
-// Heads in three places, each from head `first` on. An argument of the kernel, passed whole.
-struct Segments {
-  struct { void* base; i64 batch, head; int row, first; } of[3];
-};
-
 // Rows of operands whose base is loaded from a list in the arguments: on AMD no scalar registers are left for it (copy.h).
 template<class T> struct SegmentView : StridedView<T> {};
 typedef conditional<Config::SEGMENTED, SegmentView<const T>, StridedView<const T>>::type View;

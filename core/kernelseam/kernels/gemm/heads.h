@@ -6,6 +6,7 @@
 // results are stored. Interleaved pairs (2i with 2i + 1) are neighbours as they are.
 // (RoFormer, Su et al. 2021, arXiv:2104.09864: x_i' = x_i·cos − x_j·sin, x_j' = x_j·cos + x_i·sin.)
 #pragma once
+#include "gemm/head_places.h"
 
 enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
 
@@ -39,27 +40,10 @@ template<class T> struct OrderedRows {
 };
 
 // An argument of the kernel, passed whole.
-struct Heads {
-  Segments operands;  // q, k and v; a row is a token
-  const float *cosines, *sines;
-  const int *positions, *table;
-  i64 positions_batch;
-  int positions_row, table_row, rotary_row, first_position;
-  Order order;
-  FastDivmod tokens, page;
-
+struct Heads : HeadPlaces<Order> {
   template<class T> KS_DEVICE auto weight_rows(StridedView<T> weight) const {
     if constexpr (Config::ROTARY == HALF_SPLIT) return OrderedRows<T>{order, weight};
     else return weight;
-  }
-
-  // A row of C: a token of an entry of the batch, and its position.
-  struct Token { int entry, index, position; };
-  KS_DEVICE Token token(int batch, int row) const {
-    const int entry = tokens.quotient(row), index = row - entry * tokens.d;
-    const int position = !Config::ROTARY && !Config::PAGED ? 0 : !Config::POSITIONS ? first_position + index
-                         : positions[(batch + entry) * positions_batch + (i64)index * positions_row];
-    return {batch + entry, index, position};
   }
 
   template<class Acc> KS_DEVICE void rotate(Acc& acc, int batch, int row0, int row_end, int col0, int col_end) const {
