@@ -28,9 +28,9 @@ template<class E, int I> struct Parts {
   }
 };
 
-// Where the launch itself adds up parts (joined_parts.h), a part that is not there yet is a word of 0.
+// Where the launch itself adds up parts (joined_parts.h), a part that is not there yet is a word of 0, which no part is: one NaN stands for all.
 KS_DEVICE void put_part(float* to, float part) {
-  if (Config::ADDS_UP) store_relaxed((u32*)to, ~__float_as_uint(part));
+  if (Config::ADDS_UP) store_relaxed((u32*)to, ~(part == part ? __float_as_uint(part) : 0x7fffffffu));
   else *to = part;
 }
 
