@@ -19,7 +19,7 @@ from mutant import Mutant
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
-from sm90_mutants import GEMM_MATRIX, MUTANTS  # noqa: E402
+from sm90_mutants import GEMM_BLOCK, GEMM_MATRIX, MUTANTS  # noqa: E402
 from sm90_probe import TILES_CONSTANTS, Change, Launch, as_it_is, run  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
@@ -63,6 +63,17 @@ KS_KERNEL(16, 1) probe(const i64* n, i64* columns, i64* parts) {
       const Part part = part_of(slices, rank);
       *parts++ = part.first, *parts++ = part.count;
     }
+}"""
+
+NUMBERS = """
+#include "sm90/gemm/block.h"
+KS_KERNEL(16, 1) probe(const i64* n, i64* found) {
+  if (thread_index() != 0) return;
+  for (int i = 0; i < n[0]; i++) {
+    const i64* const x = n + 1 + 4 * i;
+    const OwnNumbers numbers = own_numbers((int)x[0], (int)x[1], (int)x[2], (int)x[3]);
+    found[2 * i] = numbers.first, found[2 * i + 1] = numbers.count;
+  }
 }"""
 
 TILES = """
@@ -127,6 +138,10 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "PREACTIVATION": 0,
     "PING_PONG": 0,
     **NOT_GROUPED,
+    "HEADS": 0,
+    "B_TRANSPOSED": 1,
+    "STORE": 0,
+    "BLOCKS": 1,
     "C_FIRST": 0,
     "SHARED_BYTES": 1 << 18,
 }
@@ -192,12 +207,9 @@ def check_heads(change: Change) -> None:
     constants = {
         **GEMM_CONSTANTS,
         "HEADS": 1,
-        "B_TRANSPOSED": 1,
         "ROTARY": 1,
         "PAGED": 0,
         "POSITIONS": 0,
-        "STORE": 0,
-        "BLOCKS": 1,
         "STAGES": 7,
         "SHARED_BYTES": 1 << 19,
         "SPLIT": 4,
@@ -213,6 +225,24 @@ def check_heads(change: Change) -> None:
     for slices, found in enumerate(parts.tolist(), 4):
         walked = [s for first, count in found for s in range(first, first + count)]
         assert walked == list(range(slices))
+
+
+def check_numbers(change: Change) -> None:
+    """The last tile that has parts of a number adds them up, and no other."""
+    cases = [
+        (of, wide, parts)
+        for of in (1, 2, 3, 7, 40)
+        for wide in (1, 2, 3, 128)
+        for parts in (1, 2, 7, 12, 300)
+    ]
+    tiles = [(c, t) for c in cases for t in range(-(-c[2] // c[1]) + 1)]  # one is behind all parts
+    given = [x for (of, wide, parts), t in tiles for x in (of, t * wide, (t + 1) * wide, parts)]
+    found = np.zeros((len(tiles), 2), np.int64)
+    run(NUMBERS, GEMM_CONSTANTS, change, np.array([len(tiles), *given], np.int64), found)
+    for ((of, wide, parts), t), (first, count) in zip(tiles, found.tolist(), strict=True):
+        last = [min((n + 1) * of, parts) - 1 for n in range(-(-parts // of))]
+        own = [n for n, part in enumerate(last) if part // wide == t]
+        assert [*range(first, first + count)] == own
 
 
 # ---------------------------------------------------------------- tiles
@@ -436,6 +466,10 @@ def test_columns_hold_heads_and_parts_hold_sums() -> None:
     check_heads(as_it_is)
 
 
+def test_numbers_are_added_up_by_the_last_tile_of_their_parts() -> None:
+    check_numbers(as_it_is)
+
+
 @pytest.mark.parametrize("name", WALKS)
 def test_every_tile_is_found_once_with_its_keys(name: str) -> None:
     check_walk(WALKS[name], as_it_is)
@@ -469,6 +503,8 @@ def test_a_bug_is_found(mutant: Mutant) -> None:
             check_walk(WALKS[PLACES[mutant.name]], mutant)
         elif mutant.name in HEADS_BUGS:
             check_heads(mutant)
+        elif mutant.place == GEMM_BLOCK:
+            check_numbers(mutant)
         elif mutant.name in VISITED_BUGS:
             check_visited(mutant)
         elif mutant.place == GEMM_MATRIX:

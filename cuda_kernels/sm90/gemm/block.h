@@ -112,6 +112,13 @@ template<int COUNT> struct ReducedNumbers {
 };
 template<> struct ReducedNumbers<0> {};
 
+// Of numbers of `of` parts each, along one axis, those whose last part is one of a tile's, `from` to `end` of so many: the tile adds them up.
+struct OwnNumbers { int first, count; };
+KS_DEVICE OwnNumbers own_numbers(int of, int from, int end, int parts) {
+  const int first = from / of, last = end < parts ? end / of : divide_up(parts, of);
+  return {first, from < parts ? last - first : 0};
+}
+
 // a1, a2: of the other operands that A's heads come from; c1, c2: that C's columns go to; sums: what the epilogue is of.
 struct Maps { const TensorMap &a, &b, &c, &residual, &a1, &a2, &c1, &c2, &sums; };
 

@@ -13,14 +13,6 @@ struct JoinedParts {
 
   static_assert(!Config::ADDS_UP || !PING_PONG, "consumers that share a tile");
   static constexpr int TOGETHER = 16;  // parts that a thread loads
-  // Numbers whose last part of `of` each is one of `from` to `end` of so many: the first, and how many.
-  struct Numbers {
-    int first, count;
-    KS_DEVICE Numbers(int of, int from, int end, int parts) {
-      const int last = end < parts ? end / of : divide_up(parts, of);
-      first = from / of, count = from < parts ? last - first : 0;
-    }
-  };
 
   template<int I = 0> KS_DEVICE void run() const {
     if constexpr (I < Config::REDUCTIONS) {
@@ -35,7 +27,8 @@ struct JoinedParts {
     constexpr int LANES = Of::BY_COLUMN ? 1 : !Of::BY_ROW ? WARP : WIDE ? 1 : 2;  // that share a number
     const int rows = Of::BY_ROW ? a.M : a.parts.row_strips, columns = Of::BY_COLUMN ? a.N / PER_COLUMN : a.parts.column_strips;
     const int high = HIGH ? HIGH : rows, wide = WIDE ? WIDE : columns, row = p.row / Of::HIGH, column = result_column(p) / Of::WIDE;
-    const Numbers down(high, row, row + BM / Of::HIGH, rows), across(wide, column, column + BN / PER_COLUMN / Of::WIDE, columns);
+    const OwnNumbers down = own_numbers(high, row, row + BM / Of::HIGH, rows);
+    const OwnNumbers across = own_numbers(wide, column, column + BN / PER_COLUMN / Of::WIDE, columns);
     const int numbers = down.count * across.count;
 #pragma unroll 1
     for (int all = thread / WARP * WARP / LANES; all < numbers; all += 128 * SHARERS / LANES) {  // of a warp

@@ -34,8 +34,9 @@ GEMM, GEMM_MATRIX, GEMM_PRODUCER, GEMM_CONSUMER, GEMM_EPILOGUE, GEMM_TILES = (
     f"sm90/gemm/{name}.h"
     for name in ("gemm", "matrix", "producer", "consumer", "epilogue", "tiles")
 )
-GEMM_EXPRESSION, GEMM_PANELS, GEMM_REDUCTIONS, GEMM_SPLIT_SUMS = (
-    f"sm90/gemm/{name}.h" for name in ("expression", "panels", "reductions", "split_sums")
+GEMM_EXPRESSION, GEMM_PANELS, GEMM_REDUCTIONS, GEMM_JOINED_PARTS, GEMM_SPLIT_SUMS = (
+    f"sm90/gemm/{name}.h"
+    for name in ("expression", "panels", "reductions", "joined_parts", "split_sums")
 )
 GEMM_HEADS, GEMM_BLOCK, GEMM_SCALES, GEMM_GROUPS, TF32_CONSUMER = (
     f"sm90/gemm/{name}.h" for name in ("heads", "block", "scale_loader", "groups", "tf32_consumer")
@@ -164,8 +165,8 @@ MUTANTS = (
     _mutant(
         "sums-of-two-warps",
         GEMM_REDUCTIONS,
-        "to.parts[I][place] = join<I>(join<I>(x[0], x[1]), join<I>(x[2], x[3]));",
-        "to.parts[I][place] = join<I>(x[0], x[1]);",
+        "join<I>(join<I>(x[0], x[1]), join<I>(x[2], x[3]))",
+        "join<I>(x[0], x[1])",
         SUMMED_ROWS,
         "half of a consumer's warps are left out",
     ),
@@ -746,7 +747,7 @@ MUTANTS = (
     ),
     _mutant(
         "parts-of-a-number-not-waited-for",
-        "sm90/gemm/joined_parts.h",
+        GEMM_JOINED_PARTS,
         "while (part[j] == 0) part[j] = load_relaxed(at(j));",
         "",
         "gemm-bf16-nt-sums-at-once",
@@ -754,11 +755,20 @@ MUTANTS = (
     ),
     _mutant(
         "part-of-a-launch-before",
-        "sm90/gemm/joined_parts.h",
+        GEMM_JOINED_PARTS,
         "if (first + LANES * j < count) store_relaxed(at(j), 0);",
         "",
         "gemm-bf16-nt-sums-at-once-batch",
         "parts that were read stay, and are those of the next launch",
+    ),
+    _mutant(
+        "number-of-fewer-parts-lost",
+        GEMM_BLOCK,
+        "end < parts ? end / of : divide_up(parts, of)",
+        "min_of(end, parts) / of",
+        "gemm-bf16-nt-sums-at-once",
+        "the last number, of fewer parts than the others, is nobody's",
+        "words",
     ),
     _mutant(
         "columns-begin-with-the-group",
