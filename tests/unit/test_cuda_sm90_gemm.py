@@ -234,7 +234,9 @@ def test_consumers_keep_parts_where_they_have_room() -> None:
     assert all(t.fits(False, kept[t.name]) for t in HALF.tiles(spec, ROW))
     twice = problem(epilogue=with_text(["gelu", *([column_sums(np.zeros(512, "f4"))] * 2)])).spec
     left_out = {*kept} - {t.name for t in HALF.tiles(twice, ROW)}
-    assert {n.replace("-adds", "") for n in left_out} == {"128x128-5-tma", "128x128-5-rows"}, "four buffers leave 2.8 KB"
+    assert {n.replace("-adds", "") for n in left_out} == {"128x128-5-tma", "128x128-5-rows"}, (
+        "four buffers leave 2.8 KB"
+    )
 
 
 def test_sums_take_time_where_no_other_consumer_hides_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from kernelseam.contract import ArchRow, Device, Launch, Launches
+from kernelseam.contract import ArchRow, Device, Launches
 from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
@@ -37,7 +37,7 @@ from kernelseam.kernels.gemm.reductions import (
     part_pointers,
     part_values,
     parts_structure,
-    reduce_launches,
+    reducing,
     refuse_parts,
     strips_of,
     takes_reductions,
@@ -179,8 +179,7 @@ class GemmDefinition(OfferingDefinition):
     def launches(self, problem: GemmProblem, tile: GemmTile, device: Device) -> Launches:
         if not problem.spec.reductions:
             return super().launches(problem, tile, device)
-        offsets, others, workspace = reduce_launches(problem, strips_of(problem, tile))
-        return Launches((Launch(self, problem, tile, offsets), *others), workspace)
+        return reducing(self, problem, tile, strips_of(problem, tile))
 
     def constants(self, spec: GemmSpec, tile: GemmTile, row: ArchRow) -> Constants:
         return {

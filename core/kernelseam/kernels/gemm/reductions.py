@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launch
+from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.expressions.epilogues import HALVES
 from kernelseam.expressions.reductions import MAXIMUM, Reduction, reduction
@@ -220,6 +221,19 @@ def reduce_launches(p: GemmProblem, strips: Strips) -> tuple[dict[str, int], lis
             at, one, end = end, _last_step(one, first), end + _bytes(first.out)
         launches.append(Launch(REDUCE, one, tile, {"parts": at}, {"out": reduction(i)}))
     return offsets, launches, end
+
+
+def reducing(
+    kernel: Any, p: GemmProblem, tile: Any, strips: Strips, adds_up: bool = False
+) -> Launches:
+    """A product's launch and those behind it, of which there are none where it ``adds_up`` its own
+    parts: these are 0 before and after."""
+    if adds_up:
+        offsets, size = part_offsets(p, strips)
+        own = Launch(kernel, p, tile, offsets, number_operands(p.spec))
+        return Launches((own,), size, zeroed_bytes=size)
+    offsets, others, size = reduce_launches(p, strips)
+    return Launches((Launch(kernel, p, tile, offsets), *others), size)
 
 
 def _first_step(p: ReduceProblem) -> ReduceProblem | None:

@@ -41,11 +41,10 @@ from kernelseam.kernels.gemm.reductions import (
     number_operands,
     number_values,
     numbers_structure,
-    part_offsets,
     part_pointers,
     part_values,
     parts_structure,
-    reduce_launches,
+    reducing,
 )
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
@@ -98,11 +97,10 @@ _INTS = (
 )
 _SUMS_STRIDES = ("sums_batch", "sums_head")
 _GROUPS = ("batch_group", "head_group")
-_SEGMENT_PARAMETERS = (
-    ("a1_map", "tensor_map"),
-    ("a2_map", "tensor_map"),
-    ("a1_first", "i32"),
-    ("a2_first", "i32"),
+_SEGMENT_PARAMETERS = tuple(
+    (f"a{i}_{name}", kind)
+    for name, kind in (("map", "tensor_map"), ("first", "i32"))
+    for i in (1, 2)
 )
 _OPTIONAL = (
     "groups",
@@ -276,13 +274,7 @@ class HopperGemm(HopperKernel):
 
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.reductions:
-            strips = strips_of(problem, tile)
-            if tile.adds_up:
-                offsets, size = part_offsets(problem, strips)
-                own = Launch(self, problem, tile, offsets, number_operands(problem.spec))
-                return Launches((own,), size, zeroed_bytes=size)
-            offsets, others, workspace = reduce_launches(problem, strips)
-            return Launches((Launch(self, problem, tile, offsets), *others), workspace)
+            return reducing(self, problem, tile, strips_of(problem, tile), tile.adds_up)
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
         maps = (*MAPS, SUMS_MAP) if problem.spec.preactivation else MAPS
