@@ -305,6 +305,7 @@ def test_a_bundle_holds_what_its_main_file_includes_and_nothing_else() -> None:
         "gemm/epilogue.h",
         "gemm/gemm.h",
         "gemm/groups.h",
+        "gemm/head_places.h",
         "gemm/heads.h",
         "gemm/joined.h",
         "gemm/reductions.h",
