@@ -111,19 +111,19 @@ def test_members_are_at_the_packed_offsets(name: str) -> None:
     ("place", "find", "plant", "message"),
     [
         (
-            "gemm/gemm.h",
+            "gemm/head_places.h",
             "i64 batch, head; int row, first; }",
             "i64 head, batch; int row, first; }",
             "batch",
         ),
         (
-            "gemm/gemm.h",
+            "gemm/head_places.h",
             "i64 batch, head; int row, first; }",
             "i64 batch, head, row; int first; }",
             "size",
         ),
         (
-            "gemm/gemm.h",
+            "gemm/head_places.h",
             "i64 batch, head; int row, first; }",
             "i64 batch, head; int first, row; }",
             "row",
