@@ -48,6 +48,7 @@ def _attention() -> Iterator[AttentionCase]:
         yield attention(kind, "many-tiles-long", S_q=33, S_k=600, **_heads(2))
     for dims in ("96", "192/128", "256"):
         yield attention(f"f16-{dims}", "many-tiles", **_heads(3))
+    yield attention("bf16-256", "many-tiles-one-ring", S_q=100, S_k=570, **_heads(2))
     # Tiles by a counter: of two lengths, of which one sees nothing, with values that only some rows
     # see.
     yield attention("f16-64-causal", "many-tiles", S_q=300, S_k=310, **_heads(3))
@@ -401,7 +402,7 @@ def _sums() -> Iterator[GemmCase]:
     for name, epilogue in (("", "silu"), ("-gate", "gated_options")):
         yield gemm("bf16-nt", f"many-tiles-sums{name}", epilogue=epilogue, **sums, **shape)
     # Of tiles that all run at once, whose launch adds up the parts: of one matrix, and of several.
-    for what, batch, heads in (("", 1, 1), ("-batch", 2, 3)):
+    for what, batch, heads in (("", 1, 1), ("-batch", 3, 1)):
         few = {"M": 456, "N": 400, "K": 200, "batch": batch, "num_heads": heads}
         yield gemm("bf16-nt", f"sums-at-once{what}", **sums, **few)
     # The last strip of columns ends behind the result, in a part that has none of them.

@@ -208,9 +208,8 @@ class HopperGemm(HopperKernel):
     def tile(self, problem: GemmProblem, row: ArchRow, device: Device) -> HopperGemmTile:
         """The tile that should take the least time."""
         slow = device.limits.bytes_per_second < _FAST_MEMORY
-        offered = (t for t in self.offered(problem) if self.takes(problem, t, row, device))
         return min(
-            (in_step(problem, t) if slow else t for t in offered),
+            (in_step(problem, t) if slow else t for t in self.able(problem, device)),
             key=lambda t: predicted(work_of(problem, t, device), row.costs, device.limits),
         )
 
@@ -246,6 +245,10 @@ class HopperGemm(HopperKernel):
             return tuple(tiles)
         return tuple([changed(t, c_first=True) if t.store == "tma" else t for t in tiles])
 
+    def able(self, p: GemmProblem, device: Device) -> list[HopperGemmTile]:
+        """Of those the ones that a device has room for."""
+        return [t for t in self.offered(p) if not t.adds_up or all_at_once(p, t, device)]
+
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether it is for so many tiles, which can be counted; where blocks share rows of A, that
         it is one product of few rows whose clusters run at once; where sums are split, that tiles
@@ -268,7 +271,7 @@ class HopperGemm(HopperKernel):
     def variants(
         self, problem: GemmProblem, row: ArchRow, device: Device
     ) -> dict[str, HopperGemmTile]:
-        offered = [t for t in self.offered(problem) if self.takes(problem, t, row, device)]
+        offered = self.able(problem, device)
         stepped = (in_step(problem, t) for t in offered)
         return {t.name: t for t in (self.tile(problem, row, device), *offered, *stepped)}
 
