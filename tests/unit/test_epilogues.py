@@ -167,6 +167,28 @@ def test_an_odd_number_of_columns_has_no_pairs() -> None:
         ks.matmul2d(np.ones((2, 2), "f4"), np.ones((2, 3), "f4"), epilogue="swiglu")
 
 
+def test_captured_arrays_are_empty_where_the_product_is() -> None:
+    """A batch without tokens, and experts that get none."""
+    x, w = np.ones((0, 8), "f4"), np.ones((3, 8, 6), "f4")
+    factors, skip, sums = np.ones(0, "f4"), np.ones((0, 6), "f4"), np.full(6, 7, "f4")
+    added = [
+        epilogues.row_factor(factors),
+        epilogues.residual(skip),
+        epilogues.column_sums(sums),
+    ]
+    assert ks.matmul2d(x, w[0], epilogue=added).shape == (0, 6)
+    np.testing.assert_array_equal(sums, np.zeros(6))
+    scaled = epilogues.row_factor(factors)
+    assert ks.grouped_mm(x, w, np.zeros(3, "i4"), epilogue=scaled).shape == (0, 6)
+    message = r"captured_0 = an array of shape \[0\]: must have elements, as a function reads it"
+    for product in (
+        lambda: ks.matmul2d(np.ones((4, 8), "f4"), w[0], epilogue=scaled),
+        lambda: ks.grouped_mm(np.ones((4, 8), "f4"), w, np.zeros(3, "i4"), epilogue=scaled),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            product()
+
+
 def test_an_array_for_an_epilogue_has_its_axes() -> None:
     with pytest.raises(InvalidValue, match=r"\[2, 3, 4\]: must be \[n\] or \[batch, n\]"):
         epilogues.column_bias(np.ones((2, 3, 4)))

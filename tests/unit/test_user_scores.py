@@ -109,6 +109,20 @@ def test_a_mask_hides_and_a_score_does_not() -> None:
     assert np.isnan(minus).all()
 
 
+def test_captured_arrays_are_empty_where_nothing_is_computed(refused: Refused) -> None:
+    q, k, v = inputs()
+    bias = np.zeros((B, H, 0, L), np.float32)
+    mod = lambda s, b, h, i, j: s + bias[b, h, i, j]  # noqa: E731
+    assert ks.attention(q[:, :, :0], k, v, score_mod=mod).shape == (B, H, 0, D)
+    message = (
+        "captured_0 = an array of shape [2, 4, 0, 33]: must have elements, as a function reads it. "
+        "Leave the array out where it is empty."
+    )
+    refused(message, lambda: ks.attention(q, k, v, score_mod=mod))
+    mask = lambda b, h, i, j: bias[b, h, i, j] > 0  # noqa: E731
+    refused(message, lambda: ks.block_mask(mask, B, H, S, L))
+
+
 def test_rows_that_see_nothing() -> None:
     q, k, v = inputs()
     out, lse = ks.attention(q, k, v, mask_mod=lambda b, h, i, j: i > 10, return_lse=True)

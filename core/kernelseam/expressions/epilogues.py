@@ -26,7 +26,7 @@ from kernelseam.expressions.reductions import (
     reductions_text,
     roots_of,
 )
-from kernelseam.expressions.scores import check_arrays, shifted
+from kernelseam.expressions.scores import shifted
 from kernelseam.expressions.text import read, refused, written
 from kernelseam.expressions.tracing import Kind, Trace, record_of, trace
 
@@ -168,9 +168,7 @@ def reduced_epilogue(
 
 
 def _trace(function: EpilogueFunction, pairs: str) -> Trace:
-    traced = trace(_PAIRS if pairs else _PLAIN, function)
-    check_arrays("epilogue", traced)
-    return traced
+    return trace(_PAIRS if pairs else _PLAIN, function)
 
 
 def _structure(traces: Sequence[Trace], pairs: str, roots: Sequence[Node]) -> EpilogueStructure:

@@ -78,8 +78,6 @@ def score_expression(
     if mask_mod is not None:
         visible = trace(_MASK_MOD, mask_mod)
     arrays = (*score.arrays, *visible.arrays)
-    for field, x in (("score_mod", score), ("mask_mod", visible)):
-        check_arrays(field, x)
     blocks, lengths, words = (
         (None, (), ())
         if given is None
@@ -101,18 +99,6 @@ def records(score_mod: ScoreMod | None, mask_mod: MaskMod | None) -> tuple[Recor
     """What the traces of functions, which were traced, depend on beside their code."""
     kinds = (score_mod, _SCORE_MOD), (mask_mod, _MASK_MOD)
     return tuple(None if f is None else record_of(kind, f) for f, kind in kinds)
-
-
-def check_arrays(field: str, traced: Trace) -> None:
-    """Raise InvalidValue where a function captures an array without elements."""
-    for x in traced.arrays:
-        if not all(x.shape):
-            raise InvalidValue(
-                field,
-                f"captures an array of shape {tuple(x.shape)}",
-                "must capture arrays that have elements",
-                "Leave the array out where it is empty",
-            )
 
 
 @lru_cache(512)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.arrays import describe
+from kernelseam.descriptors.common.captured import check_read
 from kernelseam.descriptors.common.validation import extent
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_bits import packed
@@ -58,6 +59,7 @@ def block_mask(
             raise InvalidValue(
                 field, None, f"the mask_mod reads {name}", "Give the attention's number of them"
             )
+    check_read(expression.arrays)
     arrays = [np.asarray(_on_host(x)) for x in expression.arrays]
     words: Any = block_words(mask, expression.numbers, arrays, entries, of_heads, lengths, sizes)
     like = like if like is not None or not expression.arrays else expression.arrays[0]

@@ -158,7 +158,7 @@ def problem_of(
         prefix_groups=options["prefix_groups"] or 0,
         scale_block=options["scale_block"] or 0,
         q_scale_block=options["q_scale_block"] or 0,
-        **captured_fields(expression, infos),
+        **captured_fields(expression, infos, min(batch, heads, s_q) > 0),
     )
     _check_blocks(problem)
     if functions_as_options:

@@ -6,12 +6,13 @@ the operands captured_0, captured_1, …
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.dtypes import DType
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.reductions import reduction_operands
 
 E = TypeVar("E", bound=Any)
@@ -28,11 +29,26 @@ def captured_operands(expression: Any) -> dict[str, object]:
     return {captured(i): x for i, x in enumerate(arrays)}
 
 
-def captured_fields(expression: Any, infos: Mapping[str, ArrayInfo]) -> dict[str, Any]:
-    """A problem's fields of what an expression captured; none of None."""
+def check_read(arrays: Iterable[Any]) -> None:
+    """Raise InvalidValue where a function that is computed captured an array without elements."""
+    for i, x in enumerate(arrays):
+        if 0 in x.shape:
+            raise InvalidValue(
+                captured(i),
+                f"an array of shape {list(x.shape)}",
+                "must have elements, as a function reads it",
+                "Leave the array out where it is empty",
+            )
+
+
+def captured_fields(expression: Any, infos: Mapping[str, ArrayInfo], live: bool) -> dict[str, Any]:
+    """A problem's fields of what an expression captured; none of None. ``live``: something is
+    computed, else the arrays may be empty, too."""
     if expression is None:
         return {}
     arrays = [infos[captured(i)] for i in range(len(expression.arrays))]
+    if live:
+        check_read(arrays)
     return {
         "captured_numbers": tuple(expression.numbers),
         "captured_extents": tuple(x.shape for x in arrays),

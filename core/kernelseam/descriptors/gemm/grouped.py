@@ -186,6 +186,7 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
             preactivation=self.preactivation is not None,
             vector_p=vectors.get("preactivation", WIDE),
         )
+        live = min(self.groups, self.M, self.N) > 0
         fields: dict[str, Any] = {f"{n.lower()}_strides": s for n, s in strides.items()}
         problem = GroupedGemmProblem(
             GroupedGemmSpec(self.along, product, indices),
@@ -198,7 +199,7 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
             beta=self.beta,
             a_rows=rows.get("a_rows", 0),
             c_rows=rows.get("c_rows", 0),
-            **captured_fields(expression, infos),
+            **captured_fields(expression, infos, live),
         )
         if scaled:
             walks = [

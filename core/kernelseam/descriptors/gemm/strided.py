@@ -190,6 +190,7 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
                 )
         if pairs:
             narrow_halves(vectors, self.N, self.b_transposed, dtype, dtype_c)
+        live = min(*results, self.M, self.N) > 0
         problem = GemmProblem(
             GemmSpec(
                 dtype,
@@ -227,7 +228,7 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
             self.c_head_group,
             two(strides.get("bias", (0, 0))),
             three(strides.get("residual", (0, 0, 0))),
-            **captured_fields(expression, infos),
+            **captured_fields(expression, infos, live),
             preactivation_strides=three(strides.get("preactivation", (0, 0, 0))),
         )
         if scaled:
