@@ -343,7 +343,8 @@ def test_the_fast_path_is_for_what_is_like_the_latest_call(
     """It gives what the usual way gives, and for all else None, with nothing launched."""
     names = ("alpha", "a_transposed")
     defaults = {**by_name(ProductOptions()), "beta": 0}
-    path = fast_path.FastPath(gemm_work, ("a", "b"), names, defaults)
+    others = set[int]()
+    path = fast_path.FastPath(gemm_work, ("a", "b"), names, defaults, lambda a, b: len(a) in others)
 
     def again(a: Any, b: Any, alpha: Any = 2.0, a_transposed: Any = False) -> Any:
         return fast_path.again(path, (a, b), (alpha, a_transposed))
@@ -380,6 +381,17 @@ def test_the_fast_path_is_for_what_is_like_the_latest_call(
     assert [x() for x in unlike] == [None] * len(unlike)
     base = torch.randn(80)
     assert again(base[1:73].view(9, 8), b) is None, "another alignment is another function's"
+    others |= {11, 12}  # other numbers, where the path takes them
+    assert again(torch.randn(10, 8), b) is None
+    assert again(torch.randn(11, 8).half(), b.half()) is None
+    assert again(torch.randn(11, 8).requires_grad_(), b) is None
+    for m in (11, 12, 11, 11):
+        x = torch.randn(m, 8)
+        torch.testing.assert_close(again(x, b)[0], 2 * x @ b, rtol=1e-5, atol=1e-5)
+    assert again(torch.randn(8, 12).mT, b) is None, "other strides are planned first"
+    others.clear()
+    usual(9)
+    usual(9)
     with kernelseam.trace(), torch.inference_mode():
         assert again(a, b) is None
     with kernelseam.use_backend("card"):

@@ -25,7 +25,21 @@ from kernelseam.ops.attention_work import attention_work
 from kernelseam.ops.fast_path import FastPath, again, learn
 
 Tensor = Any
-_LAYER = FastPath(attention_work, ("q", "k", "v"), ("scale", "softcap", "causal"), DENSE.defaults)
+
+
+def _is_one_query(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether there is one of each sequence, over contiguous rows."""
+    is_one: bool = q.shape[2] == 1 and q.stride(3) == k.stride(3) == v.stride(3) == 1
+    return is_one
+
+
+_LAYER = FastPath(
+    attention_work,
+    ("q", "k", "v"),
+    ("scale", "softcap", "causal"),
+    DENSE.defaults,
+    _is_one_query,
+)
 
 
 def attention_forward(
@@ -170,7 +184,7 @@ def attention_forward(
     if queries != 1:
         return attention(*_rows(query, key, value), layout="bshd", **asked), None
     # The result of one query is row-major in either order of heads and rows.
-    if not query.stride(3) == key.stride(3) == value.stride(3) == 1:
+    if not _is_one_query(query, key, value):
         query, key, value = map(with_rows, (query, key, value))
     result = attention(query, key, value, **asked)
     if plain:

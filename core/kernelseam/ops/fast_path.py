@@ -21,7 +21,8 @@ _PLAIN = frozenset({bool, int, float, str, type(None)})
 
 class FastPath:
     """For calls of ``work`` on operands of these names, with these options, on torch's current
-    stream, with no backend and no implementation asked for. ``defaults``: of all options."""
+    stream, with no backend and no implementation asked for. ``defaults``: of all options;
+    ``takes(*tensors)``: whether it is for such extents and strides."""
 
     def __init__(
         self,
@@ -29,8 +30,9 @@ class FastPath:
         operands: tuple[str, ...],
         options: tuple[str, ...],
         defaults: Mapping[str, Any],
+        takes: Callable[..., bool],
     ) -> None:
-        self.work, self.operands = work, operands
+        self.work, self.operands, self.takes = work, operands, takes
         self.options, self.defaults = options, defaults
 
 
@@ -50,7 +52,7 @@ def again(
     # guards are silent on these
     if way is None or active() or way.forward._current_level >= 0 or way.modes() or way.casts():
         return None
-    return way.caller.again(tensors, way.given)
+    return way.caller.again(tensors, way.given, path.takes)
 
 
 def learn(path: FastPath, options: tuple[Any, ...]) -> None:

@@ -248,13 +248,22 @@ class Caller:
             return dict(zip(function.results, made, strict=True))
         return self._planned(place, tensors, pointers, given, stream)
 
-    def again(self, tensors: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def again(
+        self, tensors: tuple[Any, ...], given: tuple[Any, ...], takes: Callable[..., bool]
+    ) -> tuple[Any, ...] | None:
         """The results, in order, of what is like the latest call of its kind, whose numbers came
-        twice, on torch's current stream; None, with nothing launched, for all else."""
+        twice, on torch's current stream, or of other numbers where ``takes(*tensors)``; None, with
+        nothing launched, for all else."""
         for kind in self._kinds:
             known, on = kind.latest, kind.on
-            if known is None or known.given != given or not known.holds(*tensors):
+            if known is None or known.given != given:
                 continue
+            if not known.holds(*tensors):
+                if not kind.holds(*tensors) or not takes(*tensors):
+                    continue
+                pointers = list(map(on.address_of, tensors))
+                results = self.call((*pointers, *given), tensors, pointers, given, None)
+                return None if results is None else tuple(results.values())
             if self._cleared or not on.is_current():
                 return None
             try:

@@ -174,7 +174,7 @@ if __name__ == "__main__":
         counts[f"{name}, a class"] = counted(make(250))
     layers = [layer(n) for n in (70, 71, 350, 351, *[359] * 4, *[360] * 3)]
     passed = [counted(run) for run in layers]
-    counts["layer"], counts["second layer"] = passed[-1], passed[-2]
+    counts |= zip(("first layer", "second layer", "layer"), passed[-3:], strict=True)
     copies, again = staged(), repeated()
     counts |= {name: counted_again(run) for name, run in again.items()}
     counts["lists' copies"] = len(copies)
