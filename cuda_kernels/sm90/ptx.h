@@ -338,6 +338,15 @@ template<int N> KS_DEVICE void pin(float (&x)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i]) :: "memory");
 }
+// f(I), f(I + STEP), … below END, each a constant. Instead of a loop that has a barrier: such a loop is unrolled late, and until then an array that
+// it indexes is memory to the compiler, which takes half as long again.
+template<int I> struct int_constant { KS_DEVICE constexpr operator int() const { return I; } };
+template<int END, int STEP, int I = 0, class F> KS_DEVICE void each_step(const F& f) {
+  if constexpr (I < END) {
+    f(int_constant<I>());
+    each_step<END, STEP, I + STEP>(f);
+  }
+}
 // nvrtc 13.5 keeps a register or two more than 13.0 where none is left, and would spill. What spares them there costs half a percent
 // with 13.0, which needs none of it.
 #if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1305

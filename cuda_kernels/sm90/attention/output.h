@@ -52,8 +52,7 @@ struct PanelOutput {
     u32 most = 0;
     const int row = t.group_row(w) + 16 * t.warp, lane = t.thread_lane;
     const int rows = GROUP_HEADS > 1 ? min_of(t.rows_end(w) - row, 16) : Config::Q_VIEW == PACKED ? w.S_q - row : 16;
-#pragma unroll
-    for (int c = 0; c < O_COLUMNS; c += 64) {
+    auto store_panel = [&](int c) {
       const int column = t.first_column() + c;
       char* const panel = t.storage.out.warps[t.group * 4 + t.warp] + c / 64 % Config::OUT_STAGES * O_BYTES;
       if (c / 64 % Config::OUT_STAGES == 0) {
@@ -88,6 +87,12 @@ struct PanelOutput {
         }
         warp_barrier();
       }
+    };
+    if constexpr (E4M3) {  // whose registers would be spilled
+#pragma unroll
+      for (int c = 0; c < O_COLUMNS; c += 64) store_panel(c);
+    } else {
+      each_step<O_COLUMNS, 64>(store_panel);
     }
     return RECOMPUTES && __any_sync(~0u, has_nan(most));
   }

@@ -83,8 +83,7 @@ template<class T, int ROWS, int DIM, int COLUMNS>
 KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* tile, int first, int row, const WorkTile& w, const TensorMap& map,
                               const Matrices<T>& to, int lane) {
   const int count = Config::KV_VIEW == PACKED ? w.S_k - row : 16;
-#pragma unroll
-  for (int c = 0; c < DIM; c += 64) {
+  each_step<DIM, 64>([&](int c) {
     char* const panel = tile + c / 64 * ROWS * 128 + first * 128;
     const int chunks = min_of(DIM - c, 64) / 8;
     const u32 line = shared_address(panel) + matrix_row(lane);
@@ -105,7 +104,7 @@ KS_DEVICE void store_gradient(const float (&x)[COLUMNS / 2], float by, char* til
         *(uint4*)(line_to + (i64)(i / chunks) * to.row + i % chunks * 8) =
             *(const uint4*)(panel + i / chunks * 128 + (i % chunks ^ i / chunks % 8) * 16);
     }
-  }
+  });
   if (lane == 0) tma_store_commit();
 }
 // Until the warp's stores have been read out of shared memory.
