@@ -88,6 +88,7 @@ def test_compile(
             assert "spill" not in key or type(value) is int
     status, out, err = compiled(capsys, *common)
     assert (status, err) == (0, "")
+    assert out.splitlines()[0].startswith(f"{operation[0]} float16") and "=None" not in out
     rows = out.splitlines()[2:]
     assert [r.split()[0] for r in rows] == [
         b["arch"] for b in found["binaries"]

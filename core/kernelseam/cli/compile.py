@@ -77,15 +77,16 @@ def _compile(problem: Any, archs: list[str], as_json: bool) -> None:
     refused = [e for e in failures.values() if isinstance(e, InvalidValue)]
     if len(refused) == len(compilers):
         raise refused[0]
-    spec = asdict(problem.spec)
     if as_json:
         failed = [{**described(e), "arch": arch} for arch, e in failures.items()]
+        spec = asdict(problem.spec)
         emit_json(
             {"operation": problem.operation, "spec": spec, "binaries": rows, "failures": failed}
         )
     else:
         if rows:
-            _show(problem.operation, spec, rows)
+            heading(str(problem.spec))
+            _show(rows)
         alike: dict[str, list[str]] = {}
         for arch, failure in failures.items():
             alike.setdefault(str(failure), []).append(arch)
@@ -133,9 +134,7 @@ def _built(problem: Any, arch: str, backend: Backend, toolchain: Toolchain) -> l
     ]
 
 
-def _show(operation: str, spec: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    flat = {**spec.pop("forward", {}), **spec}  # gradients name their attention's
-    heading(" ".join([operation, *(f"{name}={value}" for name, value in flat.items())]))
+def _show(rows: list[dict[str, Any]]) -> None:
     for r in rows:
         r["of"] = r["kernel"] if r["role"] is None else f"{r['kernel']}: {r['role']}"
     columns = {
