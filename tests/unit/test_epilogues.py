@@ -308,7 +308,9 @@ def test_results_of_8_bits_have_no_gradients(wants: str) -> None:
         assert interop.bmm(a, b, **given).dtype is torch.float8_e4m3fn
 
 
-T, S = (torch.from_numpy(RNG.standard_normal(n)).requires_grad_() for n in ((6, 8), (5,)))
+T, S, ONE = (
+    torch.from_numpy(RNG.standard_normal(n)).requires_grad_() for n in ((6, 8), (5,), (1, 8))
+)
 GRADIENTS: dict[str, tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = {
     "name": ("gelu", F.gelu, ()),
     "NumPy's function": (
@@ -322,6 +324,7 @@ GRADIENTS: dict[str, tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = {
         lambda x: torch.tanh(x[..., ::2]) * x[..., 1::2],
         (),
     ),
+    "one row for all": (epilogues.column_bias(ONE), lambda x: x + ONE[0], (ONE,)),
     "captured tensors": (
         lambda acc, m, n, batch: torch.sin(acc * S[m]) + T[batch, n],
         lambda x: torch.sin(x * S[:, None]) + T.reshape(2, 3, 1, 8),

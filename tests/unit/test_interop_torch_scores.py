@@ -63,6 +63,18 @@ def same_gradients(got: Any, want: Any, inputs: tuple[Any, ...], **near: float) 
         torch.testing.assert_close(x, y, **near)
 
 
+def test_indices_outside_of_a_captured_tensor_have_gradients_too() -> None:
+    """The forward counts negative ones from the end, and moves others to the last element."""
+    q, k, v = (drawn(B, H, n, D, seed=s) for s, n in enumerate((S, L, L)))
+    table, one = drawn(H, 9, seed=7), drawn(1, seed=8)
+    got = kt.attention(q, k, v, score_mod=lambda s, b, h, i, j: s * one[h] + table[h][i - j])
+    distance = torch.arange(S)[:, None] - torch.arange(L)
+    at = torch.where(distance < 0, distance + 9, distance).clamp(0, 8)
+    want = (((q @ k.mT) / math.sqrt(D) * one + table[:, at]).softmax(-1)) @ v
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+    same_gradients(got.sin().sum(), want.sin().sum(), (q, k, v, table, one))
+
+
 def test_the_lse_has_gradients_too() -> None:
     q, k, v = (drawn(B, H, n, D, seed=s) for s, n in enumerate((S, L, L)))
     t = drawn(H, seed=7)

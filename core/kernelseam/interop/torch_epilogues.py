@@ -15,6 +15,7 @@ from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.derivatives import slope
 from kernelseam.expressions.epilogues import HALVES, EpilogueExpression, EpilogueStructure
 from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
+from kernelseam.interop.torch_indexing import AsKernelsIndex
 from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
 from kernelseam.ops.gemm import bmm
 from kernelseam.ops.grouped_gemm import grouped_mm
@@ -129,7 +130,7 @@ def by_captured(
     lead = dout.shape[:-2]
     if batch is None:
         batch = torch.arange(math.prod(lead), device=acc.device).reshape(*lead, 1, 1)
-    with torch.enable_grad():
+    with torch.enable_grad(), AsKernelsIndex():
         wide = acc if acc.dtype is torch.float64 else acc.float()
         y = one.function(*_parts(wide, one.pairs), m[:, None], n, batch).expand(dout.shape)
         return list(torch.autograd.grad(y, learnt, dout.to(y.dtype), allow_unused=True))

@@ -16,6 +16,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.expressions.derivatives import array_gradients
 from kernelseam.expressions.scores import ScoreExpression, score_expression
 from kernelseam.expressions.tracing import asked
+from kernelseam.interop.torch_indexing import AsKernelsIndex
 
 Tensor = Any
 
@@ -65,7 +66,7 @@ def by_captured(
         scores = torch.zeros((1, 1, 1), dtype=dscores.dtype, device=device)
         if reads_scores:
             scores = _scores(b, operands, options, keys, dscores.dtype)
-        with torch.enable_grad():
+        with torch.enable_grad(), AsKernelsIndex():
             new = mod(scores, torch.tensor(b, device=device), h, i, j[..., :keys], **given)
             new = new.expand(H, S_q, keys)
             parts = torch.autograd.grad(
