@@ -96,11 +96,16 @@ def quick_gelu(x: Any) -> Any:
 
 def softcap(cap: float) -> EpilogueFunction:
     """cap·tanh(acc / cap)"""
+    if isinstance(cap, int | float) and not 0 < cap < math.inf:
+        raise InvalidValue("cap", cap, "must be greater than 0, and finite", "Leave softcap out")
     return partial(_softcap, cap)
 
 
 def clamp(low: float, high: float) -> EpilogueFunction:
     """acc moved into [low, high]."""
+    numbers = isinstance(low, int | float) and isinstance(high, int | float)
+    if numbers and not low <= high:
+        raise InvalidValue("low", low, f"must not exceed high = {high}", "Give (low, high)")
     return partial(_clamp, low, high)
 
 

@@ -4,6 +4,7 @@ and what is refused."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -187,6 +188,49 @@ def test_captured_arrays_are_empty_where_the_product_is() -> None:
     ):
         with pytest.raises(InvalidValue, match=message):
             product()
+
+
+SHORT: dict[str, tuple[Any, str]] = {
+    "column_bias": (epilogues.column_bias(np.ones(12, "f4")), r"\[12\]: is read at n along axis 0"),
+    "row_factor": (epilogues.row_factor(np.ones((3, 33), "f4")), r"\[3, 33\]: is read at batch"),
+    "residual": (epilogues.residual(np.ones((33, 25), "f4")[:32]), r"\[32, 25\]: is read at m"),
+    "quantized": (epilogues.quantized(np.ones(2, "f4")), r"\[2\]: is read at m"),
+    "sums of": (
+        [epilogues.row_sums(np.ones(33, "f4"), lambda acc, m, n, batch: acc * FEW[n])],
+        r"\[4\]: is read at n",
+    ),
+}
+FEW = np.ones(4, "f4")
+
+
+@pytest.mark.parametrize("what", SHORT)
+def test_an_array_has_an_element_for_each_that_reads_it(what: str) -> None:
+    epilogue, message = SHORT[what]
+    a, b = np.ones((4, 33, 8), "f4"), np.ones((4, 8, 24), "f4")
+    out_dtype = "float8_e4m3fn" if what == "quantized" else None
+    with pytest.raises(InvalidValue, match=f"captured_0 = an array of shape {message}"):
+        ks.bmm(a, b, epilogue=epilogue, out_dtype=out_dtype)
+
+
+def test_an_array_of_experts_has_an_element_for_each() -> None:
+    x, w, offs = np.ones((4, 8), "f4"), np.ones((3, 8, 6), "f4"), np.array([1, 1, 4], "i4")
+    message = (
+        "captured_0 = an array of shape [2, 6]: is read at batch along axis 0: must have 3 "
+        "elements there, or 1. Give one for each, or make the index an expression that stays "
+        "within it."
+    )
+    with pytest.raises(InvalidValue, match=re.escape(message)):
+        ks.grouped_mm(x, w, offs, epilogue=epilogues.column_bias(np.ones((2, 6), "f4")))
+    one = epilogues.column_bias(np.ones((1, 6), "f4"))
+    np.testing.assert_array_equal(ks.grouped_mm(x, w, offs, epilogue=one), np.full((4, 6), 9))
+
+
+@pytest.mark.parametrize("cap", [0, -1.0, math.inf, math.nan])
+def test_caps_and_bounds_that_are_none(cap: float) -> None:
+    with pytest.raises(InvalidValue, match=f"cap = {cap}: must be greater than 0, and finite"):
+        epilogues.softcap(cap)
+    with pytest.raises(InvalidValue, match=r"low = 2: must not exceed high = 1"):
+        epilogues.clamp(2, 1)
 
 
 def test_an_array_for_an_epilogue_has_its_axes() -> None:

@@ -69,6 +69,11 @@ class EpilogueStructure(NamedTuple):
         return {name: self.value, **roots_of(self.reductions)}
 
     @property
+    def loads(self) -> list[Node]:
+        """The elements of captured arrays that it reads."""
+        return [n for n in order(self.roots.values()) if n.operation == "load"]
+
+    @property
     def counts_matrices(self) -> bool:
         """Whether it tells matrices from one another by their number."""
         reads = any("batch" in x.reads for x in self.roots.values())

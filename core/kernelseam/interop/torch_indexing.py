@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 Tensor = Any
 
 
-class AsKernelsIndex(TorchFunctionMode):
+class AsKernelsIndex(TorchFunctionMode):  # type: ignore[misc]
     """Indices mean what they mean in a trace (``expressions.evaluation.place``): they are of one
     element, also one by one (x[h][i]); negative ones count from the end, and others outside of the
     tensor are moved to its last element, where torch raises IndexError, or on a GPU loses the

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from kernelseam.contract import ArrayInfo, OperandRule
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.expressions.epilogues import EpilogueExpression
+from kernelseam.expressions.nodes import Node
 from kernelseam.expressions.reductions import reduction_operands
 
 E = TypeVar("E", bound=Any)
@@ -39,6 +41,37 @@ def check_read(arrays: Iterable[Any]) -> None:
                 "must have elements, as a function reads it",
                 "Leave the array out where it is empty",
             )
+
+
+def _check_counted(
+    loads: Iterable[Node], shapes: Sequence[tuple[int, ...]], counts: Mapping[str, int]
+) -> None:
+    """Raise InvalidValue where a coordinate itself is an index of an array that has neither as many
+    elements, nor one for all."""
+    for n in loads:
+        shape = shapes[n.value[0]]
+        for axis, (index, extent) in enumerate(zip(n.arguments, shape, strict=True)):
+            count = counts.get(index.value, 0) if index.operation == "coordinate" else 0
+            if 1 < extent < count:
+                raise InvalidValue(
+                    captured(n.value[0]),
+                    f"an array of shape {list(shape)}",
+                    f"is read at {index.value} along axis {axis}: must have {count} elements "
+                    "there, or 1",
+                    "Give one for each, or make the index an expression that stays within it",
+                )
+
+
+def epilogue_fields(
+    epilogue: EpilogueExpression | None, infos: Mapping[str, ArrayInfo], counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """``captured_fields`` of a product's epilogue. ``counts``: of rows m, columns n and the batch,
+    how many there are."""
+    live = all(counts.values())
+    fields = captured_fields(epilogue, infos, live)
+    if live and epilogue is not None:
+        _check_counted(epilogue.structure.loads, fields["captured_extents"], counts)
+    return fields
 
 
 def captured_fields(expression: Any, infos: Mapping[str, ArrayInfo], live: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
-from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
+from kernelseam.descriptors.common.captured import bare, captured_operands, epilogue_fields
 from kernelseam.descriptors.common.contents import Ints, read_integers, refuse_any
 from kernelseam.descriptors.common.operands import (
     describe_all,
@@ -186,7 +186,7 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
             preactivation=self.preactivation is not None,
             vector_p=vectors.get("preactivation", WIDE),
         )
-        live = min(self.groups, self.M, self.N) > 0
+        counts = {"m": self.M, "n": shapes["C"][-1], "batch": self.groups}
         fields: dict[str, Any] = {f"{n.lower()}_strides": s for n, s in strides.items()}
         problem = GroupedGemmProblem(
             GroupedGemmSpec(self.along, product, indices),
@@ -199,7 +199,7 @@ class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
             beta=self.beta,
             a_rows=rows.get("a_rows", 0),
             c_rows=rows.get("c_rows", 0),
-            **captured_fields(expression, infos, live),
+            **epilogue_fields(expression, infos, counts),
         )
         if scaled:
             walks = [

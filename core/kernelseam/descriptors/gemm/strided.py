@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, OperandRule
-from kernelseam.descriptors.common.captured import bare, captured_fields, captured_operands
+from kernelseam.descriptors.common.captured import bare, captured_operands, epilogue_fields
 from kernelseam.descriptors.common.extents import default_scale
 from kernelseam.descriptors.common.operands import (
     axes,
@@ -190,7 +191,7 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
                 )
         if pairs:
             narrow_halves(vectors, self.N, self.b_transposed, dtype, dtype_c)
-        live = min(*results, self.M, self.N) > 0
+        counts = {"m": self.M, "n": shapes["C"][-1], "batch": math.prod(results)}
         problem = GemmProblem(
             GemmSpec(
                 dtype,
@@ -228,7 +229,7 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
             self.c_head_group,
             two(strides.get("bias", (0, 0))),
             three(strides.get("residual", (0, 0, 0))),
-            **captured_fields(expression, infos, live),
+            **epilogue_fields(expression, infos, counts),
             preactivation_strides=three(strides.get("preactivation", (0, 0, 0))),
         )
         if scaled:
