@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,12 +131,10 @@ USUAL = {
 """Columns that few tiles have, and what the others have there."""
 
 
-def tile_name(tile: object) -> str:
-    shown = {
-        k: v
-        for k, v in vars(tile).items()
-        if k not in UNSHOWN and (k not in USUAL or v != USUAL[k])
-    }
+def tile_name(tile: Any) -> str:
+    """Of its fields; what it has computed since is not among them."""
+    of_fields = ((f.name, getattr(tile, f.name)) for f in fields(tile))
+    shown = {k: v for k, v in of_fields if k not in UNSHOWN and (k not in USUAL or v != USUAL[k])}
     return " ".join(f"{k}={int(v) if isinstance(v, bool) else v}" for k, v in shown.items())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,21 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     assert all(any(not kernel_table.rare(a, i, c) for a in others) for i, c in often)
     part = [c for i, c in enumerate(covering()) if not kernel_table.rare(arch, i, c)]
     assert 0 < len(part) < len(often) / 4 and len({c.kernel.entry for c in part}) >= 3
+
+
+def test_a_tiles_name_is_of_its_fields() -> None:
+    """What a tile has computed since it was made is not among them."""
+
+    @dataclass(frozen=True)
+    class Tile:
+        warps: int
+
+        @cached_property
+        def bm(self) -> int:
+            return 16 * self.warps
+
+    tile = Tile(4)
+    assert tile.bm == 64 and kernel_table.tile_name(tile) == "warps=4"
 
 
 def of_split_gradients(operation: str, tile: Any) -> bool:
