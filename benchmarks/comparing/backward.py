@@ -129,6 +129,8 @@ class BackwardRow:
             return lambda outputs: self.descriptor(arrays, self.parted(outputs), deterministic)
 
         prepared.ours(session, way(True), result)
+        if not session.peers:
+            return prepared
         prepared.add(
             session, way(False), result, lambda outputs: outputs, ANY_ORDER, OURS
         ).repeats = False

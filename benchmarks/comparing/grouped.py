@@ -188,6 +188,8 @@ class GroupedRow:
             lambda c: self.descriptor(arrays, offsets, c),
             lambda: session.poisoned(self.shape(), self.dtype),
         )
+        if not session.peers:
+            return prepared
         a, b = arrays["A"], arrays["B"]
         peer = "torch._grouped_mm"
         if self.by_rows:
@@ -205,7 +207,8 @@ class GroupedRow:
         if self.form == "weight gradient":
             a = a.t()
         prepared.peer(peer, lambda: torch._grouped_mm(a, b, offs=offsets))
-        if self.sizes == "equal" and self.tokens >= _DENSE_ROWS * self.experts:
+        even = self.sizes == "equal" and self.tokens % self.experts == 0
+        if even and self.tokens >= _DENSE_ROWS * self.experts:
             if self.scaled:
                 self._scaled_as_a_batch(prepared, arrays)
             else:

@@ -145,6 +145,8 @@ class PagedRow:
             return session.poisoned(self.result, self.dtype)
 
         prepared.ours(session, lambda out: self.descriptor(arrays, out), result)
+        if not session.peers:
+            return prepared
         if self.latent:
             prepared.refused["FA3"] = "it has no head dims 576/512"
             self._flashinfer(prepared, arrays)

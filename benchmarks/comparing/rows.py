@@ -41,7 +41,8 @@ Make = Callable[[Sequence[int], str], Any]
 @dataclass
 class Session:
     """What a run's rows share. ``implementations``: those of ours that are timed beside dispatch's
-    own choice, where they support a row's problem. Without ``peers`` nobody else's is called."""
+    own choice, where they support a row's problem. Without ``peers`` nobody else's is called, nor
+    ours of another problem beside it."""
 
     device: str
     clock: Clock
