@@ -11,8 +11,11 @@ import pytest
 from kernelseam import Attention, AttentionBwd, dispatch
 from kernelseam.contract import Coefficients, Cost, Device, DeviceLimits, LibraryRate
 from kernelseam.costs import Work, predicted, roofline
+from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.kernels import KernelImplementation, shared_implementations
+from kernelseam.kernels.attention.cost import STARTING, starting
+from kernelseam.kernels.attention.ragged import typical
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV as GEMV_KERNEL
 
@@ -90,6 +93,31 @@ def test_waves_of_blocks_and_bytes() -> None:
     more = replace(alone, blocks=60)
     assert predicted(more, PLAIN, LIMITS) == predicted(replace(work, blocks=60), PLAIN, LIMITS)
     assert predicted(replace(both, waiting=8e-3), PLAIN, LIMITS) == pytest.approx(1e-6 + 17e-3)
+    streamed = replace(both, start=2e-3, overlap=3.0)
+    assert predicted(streamed, PLAIN, LIMITS) == pytest.approx(
+        1e-6 + 2e-3 + 1e-3 * (9**3 + 12**3) ** (1 / 3)
+    )
+
+
+def test_a_wave_starts_once_and_hides_a_part_of_what_follows() -> None:
+    units = H200.limits.compute_units
+    first, third = (starting(1e-6, n * units, H200) for n in (1, 3))
+    assert (first["start"], first["block_seconds"]) == (1e-6, 0.0)
+    assert third["start"] + 3 * third["block_seconds"] == pytest.approx(1e-6 + 2 * STARTING * 1e-6)
+
+
+def test_a_batch_that_decodes_counts_a_part_of_the_longest() -> None:
+    """Where the host does not know how many keys each sequence has."""
+    decodes = DECODE[0].problem
+    assert isinstance(decodes, AttentionProblem)
+    assert (decodes.spec.lengths, decodes.batch, decodes.S_q, decodes.S_k) == (True, 64, 1, 8192)
+    assert typical(decodes) == replace(decodes, S_k=6144)
+    for known in (
+        replace(decodes, batch=1),
+        replace(decodes, S_q=2),
+        replace(decodes, spec=replace(decodes.spec, lengths=False)),
+    ):
+        assert typical(known) == known
 
 
 def test_a_toolchain_that_knows_no_costs_has_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +187,9 @@ def test_hoppers_products_are_near_what_was_measured(row: Row) -> None:
 
 @pytest.mark.parametrize("row", DECODE, ids=lambda r: r.name)
 def test_decoding_is_near_what_was_measured(row: Row) -> None:
-    found = predictions(row)
+    """Where the host knows that all sequences have as many keys."""
+    spec = replace(row.problem.spec, lengths=False)
+    found = predictions(replace(row, problem=replace(row.problem, spec=spec)))
     for name, us in row.us.items():
         assert abs(found[name] / us - 1) < DECODE_ERROR, name
     assert found["decode"] < found["shared"], "dispatch takes what was measured to be faster"

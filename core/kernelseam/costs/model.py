@@ -5,7 +5,8 @@ tile's rate + the block's overhead); where blocks differ in length, half of the 
 the longest and the average is added as tail. Few blocks of a long sum take as long as one does,
 which waits for memory slice by slice. The memory time is bytes / achieved bandwidth. The two
 overlap partly: the launch takes √(compute² + memory²), close to the longer where they differ, and
-1.4 times either where they are equal.
+1.4 times either where they are equal; where loads run ahead of what is computed, a higher norm of
+the two, close to the longer. What the first blocks start with overlaps with neither.
 
 Rates are fractions of a device's peaks, so that one row of coefficients serves all devices of an
 arch, which differ in units, clock and memory.
@@ -13,7 +14,6 @@ arch, which differ in units, clock and memory.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from kernelseam.contract import Coefficients, DeviceLimits
@@ -45,6 +45,10 @@ class Work:
     waiting: float = 0.0
     """Seconds of its loads' latency that other blocks do not hide; they overlap with the rest as
     compute and memory time do."""
+    start: float = 0.0
+    """Seconds before the first products, in which next to nothing is loaded."""
+    overlap: float = 2.0
+    """The norm of compute time, memory time and ``waiting`` that they take together."""
 
 
 _UNKNOWN = Coefficients("nothing")
@@ -60,4 +64,6 @@ def predicted(work: Work, coefficients: Coefficients | None, limits: DeviceLimit
     waves = -(-work.blocks // units)
     computing = max(waves * (block + work.block_seconds) + tail, work.alone)
     moving = work.bytes / (limits.bytes_per_second * known.bandwidth)
-    return limits.launch_seconds + math.hypot(computing, moving, work.waiting)
+    norm = work.overlap
+    together: float = (computing**norm + moving**norm + work.waiting**norm) ** (1 / norm)
+    return limits.launch_seconds + work.start + together

@@ -18,13 +18,18 @@ from kernelseam.kernels.elements import divide_up, pad
 Tile = TypeVar("Tile")
 NARROW = 0.6
 """Of a tile's rate where rows are read element by element."""
-PAGED_SECONDS = 1.9e-6
+STREAMED = 3.5
+"""The norm of compute and memory time of a tile that loads keys and values ahead: 64 × 8 queries of
+16,278 keys, which take 117 µs to compute and 128 to load, take 134 beside the start (H200)."""
+STARTING = 0.55
+"""The part of a block's start and end that the blocks before and after it do not hide."""
+PAGED_SECONDS = 1.2e-6
 """Of a block that waits until it knows where the pages are."""
-PACKED_SECONDS = 7e-7
+PACKED_SECONDS = 5.3e-7
 """Of a block that waits until it knows where its sequence begins and ends."""
-AGAIN = 0.33
+AGAIN = 0.46
 """What a byte takes that a tile reads again, from the L2 cache, of one from memory: an H200's
-cache is three times as fast, by 290 random problems (``python -m benchmarks choices``), and so are
+cache is three times as fast, by 569 random problems (``python -m benchmarks choices``), and so are
 the seconds above."""
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
 """Rates of tiles that were not measured."""
@@ -55,7 +60,7 @@ def least_seconds(
     return min(tiles, key=seconds)
 
 
-def forward_work(p: AttentionProblem, tile: AttentionTile) -> Work:
+def forward_work(p: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
     """A block's queries meet the keys that are visible to its middle one, and half a step and half
     a tile more."""
     spec, shared = p.spec, p.head_group if tile.grouped else 1
@@ -70,15 +75,27 @@ def forward_work(p: AttentionProblem, tile: AttentionTile) -> Work:
         start += PAGED_SECONDS
     if spec.q_view == "packed":
         start += PACKED_SECONDS
+    usual = typical(p)
     return Work(
-        p.bytes_moved + again_bytes(p, keys * blocks / tile.splits),
+        usual.bytes_moved + again_bytes(usual, keys * blocks / tile.splits),
         blocks,
         step * keys,
         step * most,
         spec.dtype,
         rate,
-        start,
+        **starting(start, blocks, device),
     )
+
+
+def starting(seconds: float, blocks: int, device: Device) -> dict[str, float]:
+    """Fields of a launch's work, whose blocks take so long beside their keys: those of the first
+    wave overlap with nothing, later ones' with the products of their neighbours in part."""
+    waves = max(divide_up(blocks, max(device.limits.compute_units, 1)), 1)
+    return {
+        "start": seconds,
+        "block_seconds": STARTING * seconds * (waves - 1) / waves,
+        "overlap": STREAMED,
+    }
 
 
 def again_bytes(p: AttentionProblem, keys: float) -> int:

@@ -198,7 +198,7 @@ class AttentionDefinition(KernelDefinition):
         return super().pointers(spec) | lists
 
     def work(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
-        return forward_work(problem, tile)
+        return forward_work(problem, tile, device)
 
 
 @lru_cache(512)

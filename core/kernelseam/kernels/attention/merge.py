@@ -16,7 +16,7 @@ __all__ = ["MERGE", "MERGE_TILE", "MergeDefinition", "MergeProblem", "MergeSpec"
 
 COLUMNS = 4
 """Of one row, a thread."""
-WAITING_SECONDS = 2.5e-7
+WAITING_SECONDS = 2.3e-7
 """For its cost: the way of the parts from memory, of which its early start hides nearly all (an
 H200, random problems)."""
 

@@ -7,6 +7,13 @@ from dataclasses import replace
 
 from kernelseam.descriptors.attention.problem import AttentionProblem
 
+UNKNOWN = 0.75
+"""Of the longest, the keys of an average sequence of a batch that decodes, where their numbers are
+in device memory: between batches that are equally long and those of any length up to it. Tiles of
+one sequence each wait for the longest."""
+DECODES = 1.5
+"""Queries of a sequence, on average, below which a batch decodes."""
+
 
 def mean_queries(p: AttentionProblem) -> float:
     """Of a sequence."""
@@ -15,7 +22,10 @@ def mean_queries(p: AttentionProblem) -> float:
 
 def typical(p: AttentionProblem) -> AttentionProblem:
     """The problem with sequences that are all as long as that of an average tile. Long ones have
-    more tiles: between the mean and the longest, their geometric mean."""
+    more tiles: between the mean and the longest, their geometric mean. What decodes has one tile
+    of each."""
+    if p.spec.lengths and p.batch > 1 and mean_queries(p) < DECODES:
+        return replace(p, S_k=max(math.ceil(UNKNOWN * p.S_k), p.S_q))
     if p.spec.q_view != "packed" or not p.batch:
         return p
     queries, keys = _between(p.total_q, p.batch, p.S_q), p.S_k

@@ -21,7 +21,7 @@ them."""
 SMALL_TILES = 264
 """Up to so many tiles, two a multiprocessor, a problem is small, and up to twice as many where two
 run at once."""
-SMALL_SECONDS = 1.6e-6
+SMALL_SECONDS = 1.7e-6
 """What such a tile takes beside its keys, as ``block_seconds``, where it does not share its
 multiprocessor: one of few queries has that to itself (an H200, random problems)."""
 

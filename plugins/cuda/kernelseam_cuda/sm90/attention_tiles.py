@@ -192,10 +192,23 @@ class HopperAttentionTile:
 
 ATTENTION = (
     HopperAttentionTile(
-        64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=1.19, block_seconds=8.3e-7
+        64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=1.1, block_seconds=1.5e-6
     ),
     HopperAttentionTile(
-        64, 64, 4, 64, 4, 2, 1, False, True, 16, hides=False, short=True, rate=1.12
+        64,
+        64,
+        4,
+        64,
+        4,
+        2,
+        1,
+        False,
+        True,
+        16,
+        hides=False,
+        short=True,
+        rate=1.01,
+        block_seconds=1.3e-6,
     ),
     HopperAttentionTile(
         *(64, 64, 4, 64, 4, 2, 1, False, True, 32),
@@ -203,14 +216,14 @@ ATTENTION = (
         late=True,
         hides=True,
         rate=1.04,
-        block_seconds=7.1e-7,
+        block_seconds=2.1e-6,
     ),
     HopperAttentionTile(
         *(64, 64, 4, 64, 4, 2, 1, False, True, 16),
         remake=True,
         hides=True,
-        rate=0.988,
-        block_seconds=2.1e-6,
+        rate=0.923,
+        block_seconds=2.5e-6,
     ),
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, False, 16, by_element=True, rate=0.99),
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, by_element=True, rate=0.84),
@@ -222,7 +235,7 @@ ATTENTION = (
     HopperAttentionTile(96, 96, 3, 96, 2, 2, 1, False, True, 24, rate=1.19),
     HopperAttentionTile(96, 96, 2, 128, 2, 2, 2, True, True, 24, rate=1.1),
     HopperAttentionTile(104, 104, 3, 64, 3, 1, 1, False, False, 16, rate=1.05),
-    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.45, block_seconds=1.5e-6),
+    HopperAttentionTile(128, 128, 2, 128, 2, 2, 2, True, True, 24, rate=1.37, block_seconds=2.8e-6),
     HopperAttentionTile(128, 128, 2, 128, 2, 1, 1, True, False, 24, has_bias=True, rate=1.2),
     HopperAttentionTile(128, 128, 2, 96, 2, 1, 1, True, False, 24, has_bias=True, rate=1.0),
     HopperAttentionTile(192, 128, 2, 128, 2, 1, 1, True, False, 24, softmax_columns=50, rate=1.15),
@@ -232,8 +245,8 @@ ATTENTION = (
         fewest_heads=4,
         hides=False,
         softmax_columns=50,
-        rate=1.18,
-        block_seconds=1.7e-6,
+        rate=1.33,
+        block_seconds=3e-6,
     ),
     HopperAttentionTile(
         *(256, 256, 2, 64, 2, 1, 2, False, False, 32),
@@ -241,15 +254,16 @@ ATTENTION = (
         late=True,
         hides=True,
         softmax_columns=50,
-        rate=1.34,
+        rate=1.35,
+        block_seconds=2.5e-6,
     ),
     HopperAttentionTile(
         *(256, 256, 2, 64, 2, 1, 2, False, False, 32),
         remake=True,
         hides=True,
         softmax_columns=50,
-        rate=1.2,
-        block_seconds=1.4e-6,
+        rate=1.17,
+        block_seconds=2.5e-6,
     ),
     HopperAttentionTile(
         *(512, 512, 2, 32, 2, 1, 1, False, False, 16), value_parts=2, softmax_columns=50, rate=0.9
@@ -259,33 +273,35 @@ ATTENTION = (
 
 FEW_QUERIES = (
     HopperAttentionTile(
-        64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=1.06, block_seconds=1.2e-6
+        64, 64, 2, 128, 4, 2, 1, True, True, 24, most_rows=128, rate=0.993, block_seconds=2.2e-6
     ),
     HopperAttentionTile(
-        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.758, block_seconds=4.8e-7
+        *(64, 64, 1, 128, 5, 2, 1, False, True, 24), most_rows=64, rate=0.671, block_seconds=8.9e-7
     ),
     HopperAttentionTile(
         *(64, 64, 1, 64, 4, 2, 1, False, True, 16),
         most_rows=64,
-        rate=0.915,
-        block_seconds=6.4e-8,
-        step_seconds=2.4e-7,
+        rate=0.777,
+        block_seconds=6.8e-7,
+        step_seconds=2.7e-7,
         blocks=2,
     ),
     HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.85),
     HopperAttentionTile(
-        128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.863, block_seconds=5.4e-7
+        128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.943, block_seconds=1.5e-6
     ),
     HopperAttentionTile(
         *(128, 128, 1, 64, 2, 1, 1, False, False, 16),
         most_rows=64,
-        rate=1.08,
-        block_seconds=1.6e-7,
-        step_seconds=4e-7,
+        rate=0.941,
+        block_seconds=3.9e-7,
+        step_seconds=4.8e-7,
         blocks=2,
     ),
     HopperAttentionTile(192, 128, 1, 128, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
     HopperAttentionTile(192, 192, 1, 96, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
-    HopperAttentionTile(256, 256, 1, 64, 2, 1, 2, False, False, 32, most_rows=64, rate=1.25),
+    HopperAttentionTile(
+        256, 256, 1, 64, 2, 1, 2, False, False, 32, most_rows=64, rate=1.07, block_seconds=7.4e-7
+    ),
 )
 """Beside those of ``ATTENTION``, whose other rows would be empty."""
