@@ -267,6 +267,14 @@ def test_results_of_a_gather_that_are_refused() -> None:
         kernelseam.copy_pages(pages(), None, TABLE[0, :1].copy(), np.array([7], np.int32))
 
 
+@pytest.mark.parametrize(("sources", "twice"), [([0, 1], [3, 3]), ([0, 1], [2, 0])])
+def test_pages_that_are_written_twice_or_read_too(sources: list[int], twice: list[int]) -> None:
+    """They would be what launches happen to do first."""
+    message = rf"destinations\[1, 0\] = {twice[1]}: must differ from those before it, and be no sou"
+    with pytest.raises(InvalidValue, match=message):
+        kernelseam.copy_pages(pages(), None, *(np.array(x, np.int32) for x in (sources, twice)))
+
+
 def test_a_class_chooses() -> None:
     def problem(**changed: Any) -> Any:
         fields: dict[str, Any] = {"batch": 1, "S": 4000, "kv_heads": 8, "head_dim": 128}

@@ -61,8 +61,8 @@ def append_paged(
     ``kv_lengths`` int32 [B], which count the new tokens, too, these are the last S; else
     token s is at s. Packed rows need ``cu_seqlens_q`` int32 [B + 1]: entry b has rows
     cu_seqlens_q[b] to cu_seqlens_q[b + 1] − 1. A token without a place is passed over: a negative
-    slot, a position below 0 or beyond the table, a row of no entry. Of two tokens at one place
-    either stays.
+    slot, a position below 0 or beyond the table, a row of no entry. Its row of q is not written
+    either, and in a new array is undefined. Of two tokens at one place either stays.
 
     ``q`` [B, S, H, D] or [T, H, D] is returned as the steps below leave k; ``out``: an array for
     it, which may be q itself. First RMS norms over each head, x·weight / √(mean x² + ``norm_eps``),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.cache.places import Places, places_of
 from kernelseam.descriptors.cache.problem import PagedCacheProblem
@@ -94,6 +96,16 @@ def _named(p: PagedCacheProblem, read: dict[str, Ints], places: Places) -> None:
             (x < 0) | (x >= p.pages),
             f"must be a page, from 0 to {p.pages - 1}",
             "Correct it",
+        )
+        written = read["block_table"]
+        again = np.ones(written.size, bool)
+        again[np.unique(written, return_index=True)[1]] = False
+        refuse_any(
+            "block_table",
+            written,
+            again.reshape(written.shape) | np.isin(written, x),
+            "must differ from those before it, and be no source: pages are copied in any order",
+            "Copy in two calls, one after the other",
         )
 
 
