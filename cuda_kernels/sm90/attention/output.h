@@ -88,7 +88,7 @@ struct PanelOutput {
         warp_barrier();
       }
     };
-    if constexpr (E4M3) {  // whose registers would be spilled
+    if constexpr (E4M3 || HAS_BIAS) {  // whose registers would be spilled
 #pragma unroll
       for (int c = 0; c < O_COLUMNS; c += 64) store_panel(c);
     } else {
