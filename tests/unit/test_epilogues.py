@@ -369,6 +369,13 @@ GRADIENTS: dict[str, tuple[Any, Callable[[Any], Any], tuple[Any, ...]]] = {
         (),
     ),
     "one row for all": (epilogues.column_bias(ONE), lambda x: x + ONE[0], (ONE,)),
+    "NumPy's function of captured tensors": (
+        lambda acc, m, n, batch: np.tanh(acc * S[m]) + np.maximum(m, n),
+        lambda x: (
+            torch.tanh(x * S[:, None]) + torch.maximum(torch.arange(5)[:, None], torch.arange(8))
+        ),
+        (S,),
+    ),
     "captured tensors": (
         lambda acc, m, n, batch: torch.sin(acc * S[m]) + T[batch, n],
         lambda x: torch.sin(x * S[:, None]) + T.reshape(2, 3, 1, 8),

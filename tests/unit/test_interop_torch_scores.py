@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import kernelseam as ks
+import numpy as np
 import pytest
 from kernelseam.errors import InvalidValue
 
@@ -73,6 +74,17 @@ def test_indices_outside_of_a_captured_tensor_have_gradients_too() -> None:
     want = (((q @ k.mT) / math.sqrt(D) * one + table[:, at]).softmax(-1)) @ v
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
     same_gradients(got.sin().sum(), want.sin().sum(), (q, k, v, table, one))
+
+
+def test_functions_of_other_libraries_have_gradients_too() -> None:
+    """And arrays, beside the tensor that wants one."""
+    q, k, v = (drawn(B, H, n, D, seed=s) for s, n in enumerate((S, L, L)))
+    t, added = drawn(H, seed=7), np.linspace(-1, 1, L).astype(np.float32)
+    got = kt.attention(q, k, v, score_mod=lambda s, b, h, i, j: np.tanh(s * t[h]) + added[j])
+    x = torch.tanh((q @ k.mT) / math.sqrt(D) * t[:, None, None]) + torch.from_numpy(added)
+    want = x.softmax(-1) @ v
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-11)
+    same_gradients(got.sin().sum(), want.sin().sum(), (q, k, v, t))
 
 
 def test_the_lse_has_gradients_too() -> None:

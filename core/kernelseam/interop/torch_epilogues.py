@@ -13,9 +13,14 @@ from kernelseam.epilogues import Gated
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.derivatives import slope
-from kernelseam.expressions.epilogues import HALVES, EpilogueExpression, EpilogueStructure
+from kernelseam.expressions.epilogues import (
+    HALVES,
+    EpilogueExpression,
+    EpilogueStructure,
+    traced_epilogue,
+)
 from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
-from kernelseam.interop.torch_indexing import AsKernelsIndex
+from kernelseam.interop.torch_expression import evaluate
 from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
 from kernelseam.ops.gemm import bmm
 from kernelseam.ops.grouped_gemm import grouped_mm
@@ -123,14 +128,17 @@ def by_groups(
 def by_captured(
     one: Gated, learnt: list[Tensor], acc: Tensor, dout: Tensor, batch: Tensor | None = None
 ) -> list[Tensor]:
-    """The gradients by captured tensors: the function itself, by torch's autograd. ``batch``: which
+    """The gradients by captured tensors: of the expression, by torch's autograd. ``batch``: which
     matrix is told to it, as it broadcasts to dout; [batch…] counted where it is left out."""
     M, columns = dout.shape[-2:]
     m, n = (torch.arange(x, device=acc.device) for x in (M, columns))
     lead = dout.shape[:-2]
     if batch is None:
         batch = torch.arange(math.prod(lead), device=acc.device).reshape(*lead, 1, 1)
-    with torch.enable_grad(), AsKernelsIndex():
-        wide = acc if acc.dtype is torch.float64 else acc.float()
-        y = one.function(*_parts(wide, one.pairs), m[:, None], n, batch).expand(dout.shape)
+    wide = acc if acc.dtype is torch.float64 else acc.float()
+    e = traced_epilogue(one.function, one.pairs)
+    at = dict(zip(e.structure.sums, _parts(wide, one.pairs), strict=True))
+    at |= {"m": m[:, None], "n": n, "batch": batch}
+    with torch.enable_grad():
+        y = evaluate(e.structure.value, at, e.numbers, e.arrays, wide).expand(dout.shape)
         return list(torch.autograd.grad(y, learnt, dout.to(y.dtype), allow_unused=True))

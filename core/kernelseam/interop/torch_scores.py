@@ -1,7 +1,7 @@
 """Gradients of an attention by the tensors that its score_mod captures. Imports torch.
 
-They begin with those by every score, [B, H, S_q, S_k], which the gradient kernel writes; the
-function itself takes them on through torch's autograd, an entry of the batch at a time. Their order
+They begin with those by every score, [B, H, S_q, S_k], which the gradient kernel writes;
+torch's autograd takes them on through the expression, an entry of the batch at a time. Their order
 is that of torch's own indexing: the same in every run.
 """
 
@@ -15,8 +15,7 @@ import torch
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.derivatives import array_gradients
 from kernelseam.expressions.scores import ScoreExpression, score_expression
-from kernelseam.expressions.tracing import asked
-from kernelseam.interop.torch_indexing import AsKernelsIndex
+from kernelseam.interop.torch_expression import evaluate
 
 Tensor = Any
 
@@ -49,8 +48,9 @@ def by_captured(
     options: Mapping[str, Any],
 ) -> list[Tensor]:
     """Gradients by captured tensors, given those by every score."""
-    mod = options["score_mod"]
-    gradients = array_gradients(score_expression(mod).structure.score)
+    expression = score_expression(options["score_mod"])
+    root = expression.structure.score
+    gradients = array_gradients(root)
     reads_scores = any("score" in g.factor.reads for g in gradients)
     _, H, S_q, S_k = dscores.shape
     device = dscores.device
@@ -61,13 +61,13 @@ def by_captured(
     totals = [torch.zeros_like(x) for x in learnt]
     for b, arriving in enumerate(dscores):
         keys = int(operands["kv_lengths"][b]) if "kv_lengths" in operands else S_k
-        lengths = {"q_len": S_q, "kv_len": keys}
-        given = {n: lengths[n] for n in asked(mod)}
         scores = torch.zeros((1, 1, 1), dtype=dscores.dtype, device=device)
         if reads_scores:
             scores = _scores(b, operands, options, keys, dscores.dtype)
-        with torch.enable_grad(), AsKernelsIndex():
-            new = mod(scores, torch.tensor(b, device=device), h, i, j[..., :keys], **given)
+        at = {"score": scores, "b": b, "h": h, "q_idx": i, "kv_idx": j[..., :keys]}
+        at |= {"q_len": S_q, "kv_len": keys}
+        with torch.enable_grad():
+            new = evaluate(root, at, expression.numbers, expression.arrays, dscores)
             new = new.expand(H, S_q, keys)
             parts = torch.autograd.grad(
                 new, learnt, arriving[..., :keys].to(new.dtype), allow_unused=True
