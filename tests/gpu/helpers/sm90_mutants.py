@@ -748,8 +748,8 @@ MUTANTS = (
     _mutant(
         "parts-of-a-number-not-waited-for",
         GEMM_JOINED_PARTS,
-        "while (part[j] == 0) part[j] = load_relaxed(at(j));",
-        "",
+        "waits |= part[j] == 0;",
+        "waits = false;",
         "gemm-bf16-nt-sums-at-once",
         "a number's parts are added up before they are there",
     ),
