@@ -754,14 +754,6 @@ MUTANTS = (
         "a number's parts are added up before they are there",
     ),
     _mutant(
-        "part-of-a-launch-before",
-        GEMM_JOINED_PARTS,
-        "if (first + LANES * j < count) store_relaxed(at(j), 0);",
-        "",
-        "gemm-bf16-nt-sums-at-once-batch",
-        "parts that were read stay, and are those of the next launch",
-    ),
-    _mutant(
         "number-of-fewer-parts-lost",
         GEMM_BLOCK,
         "end < parts ? end / of : divide_up(parts, of)",

@@ -132,10 +132,8 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
 
 
 def _forms(spec: GemmSpec, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
-    """Where all tiles run at once, their launch may add up parts itself. (Of 64 rows a row's parts
-    are many for a block: H200, 64×6144×4096 with squares of rows 18.7 µs, by a second launch
-    16.7.)"""
-    adds_up = spec.reductions and not tile.ping_pong and tile.bm > 64
+    """Where all tiles run at once, their launch may add up parts itself."""
+    adds_up = spec.reductions and not tile.ping_pong
     return (replace(tile, adds_up=True), tile) if adds_up else (tile,)
 
 
