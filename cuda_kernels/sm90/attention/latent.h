@@ -4,8 +4,8 @@
 // reference that grows by 8 at least. K is read once, from shared memory twice. A block is two consumer warpgroups and one that loads:
 //   scores:  S = Q·Kᵀ of 64 rows and 64 keys, softmax, P to shared memory; and O[:, :256] += P·K[:, :256], P from registers
 //   columns: O[:, 256:] += P·K[:, 256:512], P from shared memory
-//   load:    K through a ring of two tiles in halves; the queries. TMA brings whole tiles, where a page holds all of their rows; others
-//            come row by row, by cp.async, wherever pages have them
+//   load:    K through a ring of two tiles in halves; the queries. TMA brings whole tiles, where a page holds all of their rows; others, and
+//            all where a tile has few rows, come row by row, by cp.async, wherever pages have them
 // The two consumers of P exchange through named barriers: P and the factors of its rows are ready (FULL), have been read (EMPTY).
 // Where products bound it, blocks taking the same keys side by side, the second consumer multiplies while the first one makes its next
 // softmax: it waits until the next scores are made (TURN). Else keys would be handed back later for nothing.
@@ -60,8 +60,8 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
     if constexpr (FEW) {
       registers_alloc<Config::CONSUMER_REGISTERS>();
       const FewThread thread{storage, operands, k_rings, q_ring, group, warp, lane()};
-      if constexpr (BY_ROWS) FewConsumer<RowProducts>(thread, true).run(pieces);
-      else FewConsumer<TileProducts>(thread, boxes != 0).run(pieces);
+      if constexpr (BY_ROWS) FewConsumer<RowProducts>(thread).run(pieces);
+      else FewConsumer<TileProducts>(thread).run(pieces);
       return;
     }
     const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, turns != 0, warp, lane()};

@@ -14,7 +14,6 @@
 template<class Products> struct FewConsumer : Products {
   using FewThread::storage, FewThread::a, FewThread::q_ring, FewThread::own, FewThread::warp, FewThread::thread_lane, FewThread::row_of;
   typedef typename Products::Units Units;
-  bool boxes;
   int taken = 0;               // tiles before, by both
   u32 parity = 0;
   PipelineState<1> q_state{0, 0};
@@ -22,7 +21,7 @@ template<class Products> struct FewConsumer : Products {
   static constexpr int VALUES = FewThread::VALUES;
   enum { MET = FILTERED, HANDED = FULL, TAKEN = EMPTY };
 
-  KS_DEVICE FewConsumer(const FewThread& thread, bool boxes) : Products(thread), boxes(boxes) {}
+  KS_DEVICE explicit FewConsumer(const FewThread& thread) : Products(thread) {}
   KS_DEVICE bool first_thread() const { return warp == 0 && thread_lane == 0; }
   KS_DEVICE void meet() const { named_barrier_sync(MET + own, 128); }
 
@@ -48,7 +47,7 @@ template<class Products> struct FewConsumer : Products {
   KS_DEVICE void step(float (&o)[VALUES][8], float (&m)[4], float (&l)[4], bool& add, Units& units, const Pieces& pieces, const Seen& seen, int tile,
                       bool last) {
     float s[8], top[4], correction[4];
-    this->make_scores(s, tile < seen.boxed);
+    this->make_scores(s);
     if (tile >= seen.whole) {
       const Rows rows = pieces.rows();
 #pragma unroll
@@ -163,7 +162,7 @@ template<class Products> struct FewConsumer : Products {
 #pragma unroll 1
     while (more) {
       const int begin = pieces.now().begin, end = pieces.now().end;
-      const Seen seen(pieces.rows(), boxes);
+      const Seen seen(pieces.rows(), false);
       float o[VALUES][8], m[4], l[4];
       Units units;
       this->begin(units);

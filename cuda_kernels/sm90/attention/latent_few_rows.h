@@ -42,7 +42,7 @@ struct RowProducts : FewThread {
 
   KS_DEVICE int key(int half) const { return 16 * warp + (g() % 2 ? 8 + (g() + 3) % 8 : g()) + half; }
 
-  KS_DEVICE void make_scores(float (&s)[8], bool) const {
+  KS_DEVICE void make_scores(float (&s)[8]) const {
     k_rings[0].wait_full(state);
     const u32 row = tile() + key(0) * ROW_BYTES, x = row + 16 * t(), q = shared_address(storage.q) + g() * QUERY_PITCH + 32 * t();
 #pragma unroll
@@ -212,7 +212,7 @@ struct RowProducts : FewThread {
   }
 };
 
-// Whole rows by bulk copies, where they lie together all of a tile at once. One warp has the keys, the others the queries.
+// Whole rows by bulk copies, where they lie together all of a page at once. One warp has the keys, the others the queries.
 struct RowProducer : Producer {
   bool together;
   KS_DEVICE void load_keys(const Pieces& pieces) {
@@ -230,12 +230,12 @@ struct RowProducer : Producer {
         warp_barrier();
         if (lane() == 0) barrier_arrive_expect_tx(full, count * ROW_BYTES);
         warp_barrier();
-        if (together) {
-          if (lane() == 0 && count) bulk_load(to, keys.at(tile, 0), count * ROW_BYTES, full, once);
-        } else {
 #pragma unroll
-          for (int i = 0; i < 2; i++)
-            if (keys.there(tile, i)) bulk_load(to + keys.row(i) * ROW_BYTES, keys.at(tile, i), ROW_BYTES, full, once);
+        for (int i = 0; i < 2; i++) {
+          const int row = keys.row(i), number = keys.key(tile, i), page = Config::KV_VIEW == PAGED ? pages.size.d : 0x7fffffff;
+          const int in_page = number - (Config::KV_VIEW == PAGED ? pages.size.quotient(number) * page : 0);
+          if (!keys.there(tile, i) || (together && row && in_page)) continue;
+          bulk_load(to + row * ROW_BYTES, keys.at(tile, i), (together ? min_of(count - row, page - in_page) : 1) * ROW_BYTES, full, once);
         }
         keys.look_up(tile + 1);
         state.advance();

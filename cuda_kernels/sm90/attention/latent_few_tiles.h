@@ -12,11 +12,11 @@ struct TileProducts : FewThread {
   KS_DEVICE PipelineState<STAGES> state() const { return {own, parity}; }
   KS_DEVICE int key(int half) const { return 16 * warp + thread_lane / 4 + 8 * half; }
 
-  KS_DEVICE void make_scores(float (&s)[8], bool boxed) const {
+  KS_DEVICE void make_scores(float (&s)[8]) const {
     const u32 x = uniform(descriptor_k_major(shared_address(storage.k[own]))), y = uniform(descriptor_k_major(shared_address(storage.q)));
 #pragma unroll
     for (int part = 0; part < 2; part++) k_rings[part].wait_full(state());
-    if (!boxed) async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
+    async_proxy_fence();  // what cp.async wrote comes before what wgmma reads
     wgmma_fence();
     multiply_ss<T, 16, DQK / 16, PANEL_BYTES, QUERY_PANEL_BYTES>(s, x, y, false);
     wgmma_commit();

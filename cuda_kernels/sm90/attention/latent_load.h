@@ -108,7 +108,7 @@ struct CopyingProducer : Producer {
     }
   }
   KS_DEVICE void load_keys(const Keys& keys, const Piece& piece, int tile, bool boxed) {
-    if (boxed) {
+    if (!FEW && boxed) {
       int row = tile * BN, entry = Config::KV_VIEW == PACKED ? 0 : piece.entry;
       if (Config::KV_VIEW == PACKED) row += piece.sequence.k_first;
       if (Config::KV_VIEW == PAGED) row -= pages.size.quotient(row) * pages.size.d, entry = keys.page[0];  // of the first thread the tile's

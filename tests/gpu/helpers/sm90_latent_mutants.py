@@ -108,7 +108,7 @@ MUTANTS = (
         LOAD,
         ", entry = keys.page[0]",
         "",
-        PAGES,
+        CHUNKS,
         "a tile's page is not looked up for its box",
     ),
     _mutant(

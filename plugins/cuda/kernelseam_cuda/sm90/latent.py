@@ -408,16 +408,15 @@ def _turns(p: AttentionProblem, tile: HopperLatentTile) -> int:
 
 
 def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
-    """Whether TMA finds a tile of keys: its rows lie in one page, and no matrices share memory."""
+    """Whether TMA finds a tile of keys: its rows lie in one page, and no matrices share memory.
+    Few rows wait less for keys that come row by row."""
     apart = all(s > 0 or n == 1 for n, s in zip(_matrices(p), _apart(p), strict=True))
     whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
-    whole = whole and not p.spec.row_scale_block
+    whole = whole and not (p.spec.row_scale_block or tile.few)
     return whole and apart and p.k_strides[2] > 0
 
 
 def _rows_together(p: AttentionProblem, tile: HopperLatentTile) -> bool:
-    """Whether the rows of a tile of keys lie one behind the other, for those who take them so."""
-    if not (p.spec.row_scale_block and tile.few):
-        return False
-    whole = p.spec.kv_view != "paged" or p.page_size % tile.bn == 0
-    return whole and p.k_strides[2] == p.spec.key_width
+    """Whether the rows of a page of keys lie one behind the other, for those who take them so."""
+    scaled = p.spec.row_scale_block is not None and tile.few
+    return scaled and p.k_strides[2] == p.spec.key_width
