@@ -96,11 +96,14 @@ KS_DEVICE float swapped(float x, int m) { return shuffle_xor(x, m); }
 KS_DEVICE bool swapped(bool x, int m) { return shuffle_xor((int)x, m) != 0; }
 
 // The least (or the most) of the elements from a first index to a last one; NaN stays. Nothing is known of a long range. Of LANES lanes
-// with the same range each reads every LANES-th element, AT_ONCE before it compares them.
+// with the same range each reads every LANES-th element, AT_ONCE before it compares them. Ranges of other lanes may be long where these are not:
+// all exchange what they found.
 constexpr int LONGEST_RANGE = 1024;
 template<bool LEAST, class R, int LANES, class T> KS_DEVICE R extremum(const T* base, i64 stride, int extent, i64 first, i64 last) {
   constexpr int AT_ONCE = LANES > 1 ? 4 : 1;
-  if (last - first > LONGEST_RANGE) return Ends<R>::of(LEAST);
+  const bool unknown = last - first > LONGEST_RANGE;
+  if (LANES == 1 && unknown) return Ends<R>::of(LEAST);
+  if (unknown) last = first;
   const i64 own = LANES > 1 ? first + lane() % LANES : first;
   R best = Loaded<R, T>::from(base[wrapped(own < last ? own : last, extent) * stride]);
 #pragma unroll 1
@@ -116,7 +119,7 @@ template<bool LEAST, class R, int LANES, class T> KS_DEVICE R extremum(const T* 
   }
 #pragma unroll
   for (int m = 1; m < LANES; m *= 2) best = extreme<LEAST>(best, swapped(best, m));
-  return best;
+  return unknown ? Ends<R>::of(LEAST) : best;
 }
 
 // Of block lists (expressions/blocks.py), x with strides and extents of each axis: whether a plane has a bit in the block rows
