@@ -18,6 +18,7 @@ from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.tuned.classes import representative
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
+from kernelseam_cuda.sm90.attention_cost import LONE_CONSUMER
 from kernelseam_cuda.sm90.attention_few import CLUSTER_PARTS, clusters_at_once, fits
 from kernelseam_cuda.sm90.attention_tiles import FEW_QUERIES
 
@@ -578,3 +579,21 @@ def test_work_is_that_of_the_parts() -> None:
     part = HALF.work(p, tile, PRODUCT)
     assert part.blocks == 8 * whole.blocks
     assert part.operations == pytest.approx(whole.operations / 8)
+
+
+def test_consumers_without_rows_cost_a_part_of_a_step() -> None:
+    two = replace(HALF.tiles(few(causal=False).spec, ROW)[0], group_heads=4, parts=1)
+    assert two.bm == 128
+    full, half = (
+        HALF.work(few(causal=False, S_q=n, S_k=4096), two, PRODUCT).operations for n in (32, 16)
+    )
+    assert half == pytest.approx(LONE_CONSUMER * full)
+
+
+def test_later_tiles_over_pages_wait_as_long_as_the_first() -> None:
+    p = paged_problem(16)
+    p = replace(p, batch=p.batch * PRODUCT.limits.compute_units)
+    work = HALF.work(p, HALF.tile(p, ROW, H200), PRODUCT)
+    waves = -(-work.blocks // PRODUCT.limits.compute_units)
+    assert waves > 1
+    assert waves * work.block_seconds == pytest.approx((waves - 1) * work.start)

@@ -87,13 +87,15 @@ def forward_work(p: AttentionProblem, tile: AttentionTile, device: Device) -> Wo
     )
 
 
-def starting(seconds: float, blocks: int, device: Device) -> dict[str, float]:
+def starting(
+    seconds: float, blocks: int, device: Device, again: float = STARTING
+) -> dict[str, float]:
     """Fields of a launch's work, whose blocks take so long beside their keys: those of the first
-    wave overlap with nothing, later ones' with the products of their neighbours in part."""
+    wave overlap with nothing, of later ones ``again``, a part, is not hidden."""
     waves = max(divide_up(blocks, max(device.limits.compute_units, 1)), 1)
     return {
         "start": seconds,
-        "block_seconds": STARTING * seconds * (waves - 1) / waves,
+        "block_seconds": again * seconds * (waves - 1) / waves,
         "overlap": STREAMED,
     }
 
