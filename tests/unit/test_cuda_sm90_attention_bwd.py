@@ -51,10 +51,6 @@ def problem(
             "scores or masks by element of head dims 136/128: it takes up to 128",
         ),
         (
-            {"alibi": True, "q_view": "packed", "kv_view": "packed"},
-            "scores or masks by element of packed sequences",
-        ),
-        (
             {"q_view": "packed"},
             "queries packed with keys strided: it takes both strided or both packed",
         ),

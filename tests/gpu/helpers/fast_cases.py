@@ -260,6 +260,9 @@ def _gradients() -> Iterator[BackwardCase]:
             **walks,
         }
         yield gradients(f"{kind}-causal", "many-tiles-sequences", num_heads=6, **packed)
+        if kind == "bf16-128":
+            slopes = tuple(2.0**-h for h in range(6))
+            yield gradients(kind, "many-tiles-sequences-alibi", num_heads=6, alibi=slopes, **packed)
 
 
 def _grouped() -> Iterator[GroupedCase]:

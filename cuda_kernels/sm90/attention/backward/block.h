@@ -24,9 +24,6 @@ constexpr bool SKIPS = Config::CAUSAL && !Config::WINDOW && STEP == 64 && O_STAG
 // queries a step registers are too few, and it was 1 to 8 % slower.
 constexpr bool AHEAD = STEP == 64;
 
-// Of a warp's 16 keys and a step's queries, a bias and a mask: elements.h.
-constexpr int PLANE_BYTES = 16 * STEP * (BIAS_BYTES + Config::MASK);
-
 constexpr int WORK_SLOTS = 2 * KV_STAGES;  // work_slot
 
 struct alignas(1024) SharedStorage {

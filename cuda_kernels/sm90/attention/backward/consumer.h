@@ -84,7 +84,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       const bool skips = SKIPS && way > 0 && w.steps > 1 && begin * STEP + STEP <= key0 - shift;
       bool first = !skips;    // whether no ds has been written
       float s[STEP / 2];
-      Elements elements{score, shared_address(storage.planes) + (group * 4 + warp) * PLANE_BYTES, w, w.kv_head * count.head_group, key0 + warp * 16, lane};
+      Elements elements{score, shared_address(storage.planes), w, w.kv_head * count.head_group, lane};
       auto next_queries = [&] {
         if ((m += way) == end) {
           m = begin;

@@ -9,10 +9,11 @@
 #include "sm90/attention/softmax.h"
 
 constexpr bool BY_ELEMENT = Scores::KIND == ScoreKind::ANY || !Scores::BANDED;
-static_assert(!BY_ELEMENT || (!Config::PREFIX && Config::Q_VIEW == STRIDED && Config::KV_VIEW == STRIDED), "the host refuses others");
+static_assert(!BY_ELEMENT || !Config::PREFIX, "the host refuses it");
 
 typedef conditional<HAS_BIAS, Config::BIAS, float>::type Bias;
 constexpr int BIAS_BYTES = HAS_BIAS ? sizeof(Bias) : 0;
+constexpr int PLANE_BYTES = 16 * STEP * (BIAS_BYTES + Config::MASK);  // of a warp's 16 keys and a step's queries
 
 // STEP rows of 16 keys of a bias or a mask, chunks of 16 bytes; those of some rows change places, so that reads meet other banks.
 template<class X> struct StagedPlane {
@@ -79,12 +80,16 @@ template<class X> struct StagedPlane {
   }
 };
 
-// Of a warp's 16 keys from `key` on, and the queries of one head after the other.
+// Of a warp's 16 keys, one of eight of a tile, and the queries of one head after the other. `planes`: of the first warp.
 struct Elements {
   const ScoreArguments& score;
   u32 planes;
   const WorkTile& w;
-  int head, key, lane;
+  int head, lane;
+
+  // The warp's own memory and first key, computed where they are used: no register is left to keep them in.
+  KS_DEVICE u32 plane() const { return planes + warp_index() * PLANE_BYTES; }
+  KS_DEVICE int key() const { return (w.tile * 8 + warp_index()) * 16; }
 
   // ∂score/∂product of each score, where it is not 1.
   struct Slopes {
@@ -97,11 +102,11 @@ struct Elements {
   KS_DEVICE void fetch(int query) const {
     if constexpr (HAS_BIAS) {
       const auto& x = score.bias;
-      StagedPlane<Bias>{planes}.copy(x.base + w.batch * x.batch + head * x.head, x.row, x.column, query, key, w.S_q, w.S_k, lane);
+      StagedPlane<Bias>{plane()}.copy(x.base + w.batch * x.batch + head * x.head, x.row, x.column, query, key(), w.S_q, w.S_k, lane);
     }
     if constexpr (Config::MASK) {
       const auto& x = score.mask;
-      StagedPlane<unsigned char>{planes + BIAS_BYTES * 16 * STEP}.copy(x.base + w.batch * x.batch + head * x.head, x.row, x.column, query, key,
+      StagedPlane<unsigned char>{plane() + BIAS_BYTES * 16 * STEP}.copy(x.base + w.batch * x.batch + head * x.head, x.row, x.column, query, key(),
                                                                        w.S_q, w.S_k, lane);
     }
   }
@@ -112,17 +117,17 @@ struct Elements {
     if (STAGED) async_copies_wait(), warp_barrier();
     const Expression own = score.captured();
     const Expression::Tile tile = own.tile(w.batch, head, w.S_q, w.S_k);
-    const Expression::Column columns[2] = {own.column(tile, key + lane / 4), own.column(tile, key + lane / 4 + 8)};
+    const Expression::Column columns[2] = {own.column(tile, key() + lane / 4), own.column(tile, key() + lane / 4 + 8)};
     const float slope = Config::ALIBI ? slope_in_base2(score.slopes.base[w.batch * score.slopes.batch + head * score.slopes.head]) : 0.f;
-    const float distance = Config::ALIBI ? (float)(key + lane / 4 - (query + lane % 4 * 2) - (w.S_k - w.S_q)) : 0.f;
+    const float distance = Config::ALIBI ? (float)(key() + lane / 4 - (query + lane % 4 * 2) - (w.S_k - w.S_q)) : 0.f;
     constexpr bool BUILT_IN = Config::SOFTCAP || Config::ALIBI || HAS_BIAS;
     const float factor = Config::SOFTCAP ? score.cap : BUILT_IN || !Expression::HAS_SCORE ? score.scale_log2 : LN_2 * score.scale_log2;
 #pragma unroll
     for (int h = 0; h < STEP / 16; h++) {
       typename StagedPlane<Bias>::Eight bias;
       typename StagedPlane<unsigned char>::Eight seen;
-      if constexpr (HAS_BIAS) bias = StagedPlane<Bias>{planes}.eight(h, lane);
-      if constexpr (Config::MASK) seen = StagedPlane<unsigned char>{planes + BIAS_BYTES * 16 * STEP}.eight(h, lane);
+      if constexpr (HAS_BIAS) bias = StagedPlane<Bias>{plane()}.eight(h, lane);
+      if constexpr (Config::MASK) seen = StagedPlane<unsigned char>{plane() + BIAS_BYTES * 16 * STEP}.eight(h, lane);
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         const int further = 16 * h + i / 4 * 8 + i % 2, r = i / 2 % 2;
@@ -151,13 +156,13 @@ struct Elements {
 
   // Scores of pairs beyond the band, the last key or the last query. ahead: as in some_hidden.
   KS_DEVICE void hide(float (&s)[STEP / 2], const Band& band, int key0, int ahead, int query) const {
-    const int from = ahead - (key - key0 + lane / 4) + lane % 4 * 2;
+    const int from = ahead - (key() - key0 + lane / 4) + lane % 4 * 2;
     int low[2], high[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       low[r] = Config::CAUSAL || Config::WINDOW ? 8 * r - band.reach() - from : -STEP;
       high[r] = min_of(w.S_q - query - lane % 4 * 2, Config::WINDOW ? 8 * r + band.left + 1 - from : STEP);
-      if (key + lane / 4 + 8 * r >= w.S_k) low[r] = STEP;
+      if (key() + lane / 4 + 8 * r >= w.S_k) low[r] = STEP;
     }
 #pragma unroll
     for (int i = 0; i < STEP / 2; i++) {

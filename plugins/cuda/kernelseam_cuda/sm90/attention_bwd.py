@@ -272,7 +272,13 @@ class HopperAttentionBwd(HopperBackwardKernel):
             (AttentionSpec(f16, 64, 64, lse=True, mask=True, bias=f16), True, False),
             (AttentionSpec(bf16, 128, 128, lse=True, alibi=True, bias=bf16), True, False),
             (AttentionSpec(f16, 64, 64, lse=True, window=True, bias=DType.float32), True, False),
-            (AttentionSpec(bf16, 128, 128, True, True, alibi=True), False, False),
+            (
+                AttentionSpec(
+                    bf16, 128, 128, True, True, alibi=True, q_view="packed", kv_view="packed"
+                ),
+                False,
+                False,
+            ),
         ):
             of_bias = AttentionBwdSpec(elements, bias_gradient=gradient)
             yield Covered(self, of_bias, often=often)

@@ -241,8 +241,8 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
         return "a mask_mod: its tiles pass no blocks over"
     if problem.spec.score_gradient:
         return "the gradient by what a score_mod returns"
-    if (spec.q_view, spec.kv_view) != ("strided", "strided"):
-        return "scores or masks by element of packed sequences"
+    if problem.spec.bias_gradient and (spec.q_view, spec.kv_view) != ("strided", "strided"):
+        return "a bias' gradient of packed sequences"
     if not tiles_of(spec):
         return f"scores or masks by element of head dims {spec.dims}: it takes up to {_ELEMENT_MAX}"
     return refuse_scores(p)
