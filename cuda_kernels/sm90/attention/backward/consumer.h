@@ -153,7 +153,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         char* const sloped = storage.ds[ds_out.stage][group] + warp * 16 * 128 + lane * 8;
         const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * O_BYTES);
         // p, rounded, while dk of the last step is multiplied
-        const int ahead = m * STEP - (key0 - shift);  // of the diagonal of the consumer's first key
+        const int query = m * STEP, ahead = query - (key0 - shift);  // of the diagonal of the consumer's first key
         if constexpr (SLOPED) rings.ds.wait_empty(ds_out);
         if constexpr (Config::SOFTCAP) {
 #pragma unroll
@@ -161,8 +161,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         }
         Elements::Slopes slopes;
         if constexpr (BY_ELEMENT) {
-          elements.apply(s, slopes, m * STEP);
-          if (some_hidden(band, ahead, tail) || m * STEP + STEP > w.S_q) elements.hide(s, band, key0, ahead, m * STEP);
+          elements.apply(s, slopes, query);
+          if (some_hidden(band, ahead, tail) || query + STEP > w.S_q) elements.hide(s, band, key0, ahead, query);
           if (!LAST) next_queries(), elements.fetch(m * STEP);
         } else if (some_hidden(band, ahead, tail)) {
           mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
@@ -188,7 +188,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         }
         if (first) rings.v.wait_full(kv);
         rings.dout.wait_full(o());
-        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - m * STEP);
+        if (RAGGED_QUERIES && query + STEP > w.S_q) zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - query);
         pin(dv);
         wgmma_fence();
         const u64 o_here = advanced(o_k_major, o().stage * O_BYTES);
