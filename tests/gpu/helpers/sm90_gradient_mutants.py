@@ -15,6 +15,7 @@ ELEMENTS = f"{FOLDER}elements.h"
 BIAS, MASK = "attention-bwd-bf16-128-many-tiles-bias", "attention-bwd-f16-64-causal-many-tiles-mask"
 MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
 SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
+SEQUENCES_BY_ELEMENT = "attention-bwd-bf16-128-many-tiles-sequences-alibi"
 MARGIN = "attention-bwd-f16-64-causal-sequences-margin-gqa"
 FEW_KEYS, GROUPED = f"{CAUSAL}-few-keys", f"{CAUSAL}-gqa"
 WIDE = "attention-bwd-bf16-256-many-tiles"
@@ -134,7 +135,7 @@ MUTANTS = (
     _mutant(
         "queries-of-the-next-sequence",
         CONSUMER,
-        "zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - m * STEP);",
+        "zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - query);",
         "{}",
         MARGIN,
         "NaN behind a sequence's queries come into its dv",
@@ -191,6 +192,14 @@ MUTANTS = (
     ),
     # ---- scores by element, and their gradient
     _mutant(
+        "zeros-in-front-of-the-last-queries",
+        CONSUMER,
+        "query + STEP > w.S_q) zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - query)",
+        "m * STEP + STEP > w.S_q) zero<STEP, V_COLUMNS>(storage.dout[o().stage], w.S_q - m * STEP)",
+        SEQUENCES_BY_ELEMENT,
+        "behind a packed sequence's end lie zeros already in the step before the last",
+    ),
+    _mutant(
         "last-entry-alone",
         SCORES,
         "sums[i] += s[i] == 0.f",
@@ -225,8 +234,8 @@ MUTANTS = (
     _mutant(
         "bias-of-the-first-head",
         ELEMENTS,
-        "StagedPlane<Bias>{planes}.copy(x.base + w.batch * x.batch + head * x.head,",
-        "StagedPlane<Bias>{planes}.copy(x.base + w.batch * x.batch,",
+        "StagedPlane<Bias>{plane()}.copy(x.base + w.batch * x.batch + head * x.head,",
+        "StagedPlane<Bias>{plane()}.copy(x.base + w.batch * x.batch,",
         BIAS,
         "all heads have the first one's bias",
     ),
