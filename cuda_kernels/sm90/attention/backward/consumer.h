@@ -84,7 +84,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       const bool skips = SKIPS && way > 0 && w.steps > 1 && begin * STEP + STEP <= key0 - shift;
       bool first = !skips;    // whether no ds has been written
       float s[STEP / 2];
-      Elements elements{score, shared_address(storage.planes), w, w.kv_head * count.head_group, lane};
+      const u32 planes = shared_address(storage.planes);
+      Elements elements{score, planes, planes + (group * 4 + warp) * PLANE_BYTES, w, w.kv_head * count.head_group, key0 + warp * 16, lane};
       auto next_queries = [&] {
         if ((m += way) == end) {
           m = begin;
@@ -153,7 +154,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         char* const sloped = storage.ds[ds_out.stage][group] + warp * 16 * 128 + lane * 8;
         const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * O_BYTES);
         // p, rounded, while dk of the last step is multiplied
-        const int query = m * STEP, ahead = query - (key0 - shift);  // of the diagonal of the consumer's first key
+        const int query = m * STEP, ahead = m * STEP - (key0 - shift);  // of the diagonal of the consumer's first key
         if constexpr (SLOPED) rings.ds.wait_empty(ds_out);
         if constexpr (Config::SOFTCAP) {
 #pragma unroll
@@ -161,8 +162,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         }
         Elements::Slopes slopes;
         if constexpr (BY_ELEMENT) {
-          elements.apply(s, slopes, query);
-          if (some_hidden(band, ahead, tail) || query + STEP > w.S_q) elements.hide(s, band, key0, ahead, query);
+          elements.apply(s, slopes, m * STEP);
+          if (some_hidden(band, ahead, tail) || m * STEP + STEP > w.S_q) elements.hide(s, band, key0, ahead, m * STEP);
           if (!LAST) next_queries(), elements.fetch(m * STEP);
         } else if (some_hidden(band, ahead, tail)) {
           mask_scores(s, band, ahead, key0, w.S_k, warp, lane);

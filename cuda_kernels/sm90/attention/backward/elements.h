@@ -83,13 +83,14 @@ template<class X> struct StagedPlane {
 // Of a warp's 16 keys, one of eight of a tile, and the queries of one head after the other. `planes`: of the first warp.
 struct Elements {
   const ScoreArguments& score;
-  u32 planes;
+  u32 planes, own_plane;
   const WorkTile& w;
-  int head, lane;
+  int head, own_key, lane;
 
-  // The warp's own memory and first key, computed where they are used: no register is left to keep them in.
-  KS_DEVICE u32 plane() const { return planes + warp_index() * PLANE_BYTES; }
-  KS_DEVICE int key() const { return (w.tile * 8 + warp_index()) * 16; }
+  // The warp's own memory and first key. Of packed sequences, and beside a score_mod, no register is left to keep them in.
+  static constexpr bool KEPT = Config::Q_VIEW != PACKED && !Expression::HAS_SCORE;
+  KS_DEVICE u32 plane() const { return KEPT ? own_plane : planes + warp_index() * PLANE_BYTES; }
+  KS_DEVICE int key() const { return KEPT ? own_key : (w.tile * 8 + warp_index()) * 16; }
 
   // ∂score/∂product of each score, where it is not 1.
   struct Slopes {
