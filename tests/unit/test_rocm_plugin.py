@@ -248,7 +248,7 @@ def test_rows_of_the_table(arch: str) -> None:
     header = dict(row.defines)["KS_MATRIX_HEADER"].strip('"')
     spec = GemmSpec(DType.float16, DType.float16, DType.float32)
     files = dict(bundle(KERNELS["gemm"], spec, tiles_of(chain, spec, arch)[0], chain, arch).files)
-    own = ("gemm", "groups", "heads", "scales", "epilogue", "reductions", "joined")
+    own = ("gemm", "groups", "heads", "head_places", "scales", "epilogue", "reductions", "joined")
     gemm = {f"gemm/{n}.h" for n in own}
     gemm |= {f"generated/{n}.h" for n in ("config", "gemm", "epilogue")}
     shared = gemm | {"tile/base.h", "tile/simt.h", "tile/tile.h"}
