@@ -64,7 +64,7 @@ EDITS: Edits = {
         (f"    | SpecOption.{LIKE}\n", f"    | SpecOption.{NAME}\n"),
         ('        ("cap_inverse", "f32"),\n', f'        ("{NAME}", "f32"),\n'),
         (
-            f'        "SOFTCAP": spec.{LIKE},\n',
+            f'        **members(spec, "causal", "window", "prefix", "mask", "alibi", "{LIKE}"),\n',
             f'        "DISTANCE_PENALTY": spec.{NAME},\n',
         ),
         (

@@ -327,10 +327,7 @@ attention_backward_body(Matrices<const T> q, Matrices<const T> k, Matrices<const
         E::map(s, [&](int r, int c, float x) { return scores.visible(0, i + c, j + r) ? x : 0.f; });
       if constexpr (HANDED) E::to_shared(p_tile, s, score_row, score_column);
       else add_scores(gradient_v, s, p_tile, tile_v(stage).first(), part * MINE_V);
-      E::map2(dp, s, [&](int, int c, float x, float p) {
-        const float at = opaque(mine[STEP + c]);  // read by all lanes: else AMD branches around each
-        return p == 0.f ? 0.f : p * (x - at);
-      });
+      E::map2(dp, s, [&](int, int c, float x, float p) { return p == 0.f ? 0.f : p * (x - mine[STEP + c]); });
       if constexpr (Config::BIAS_GRADIENT && ATOMIC) write_plane(dp, h, i, j, [](int r, int c) { return At{c, r}; });
       if constexpr (Scores::HAS_SLOPE) E::map2(dp, slope, [](int, int, float x, float y) { return steeper(x, y); });
       if constexpr (HANDED) {
