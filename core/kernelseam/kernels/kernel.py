@@ -435,9 +435,7 @@ class KernelImplementation:
         )
         loaded = self.toolchain.load(binary.data, kernel.entry, device)
         tensor_maps = kernel.tensor_maps(problem, tile, device)
-        map_operands = {
-            parameter: tensor_map.operand for parameter, tensor_map in tensor_maps.items()
-        }
+        map_operands = {parameter: x.operand for parameter, x in tensor_maps.items()}
         return KernelStep(
             loaded,
             placed_signature(kernel, problem.spec, cast(Any, loaded)),

@@ -77,8 +77,7 @@ class HopperGemmTile:
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     rate_along_m: float = 0.0
-    """The same where A lies along M, in boxes of 64 rows, if that differs: three slices are too few
-    then."""
+    """The same where A lies along M, in boxes of 64 rows, if that differs: it takes more slices."""
     block_seconds: float = 0.0
     start_seconds: float = 0.0
     """What nothing hides of the first tiles' start and the last ones' end."""
@@ -101,9 +100,8 @@ class HopperGemmTile:
     @property
     def name(self) -> str:
         """Rows×columns, slices, who stores, cluster."""
-        more = f"-{self.cluster}together" * (self.cluster > 1) + f"-{self.blocks}blocks" * (
-            self.blocks > 1
-        )
+        more = f"-{self.cluster}together" * (self.cluster > 1)
+        more += f"-{self.blocks}blocks" * (self.blocks > 1)
         more += "-pingpong" * self.ping_pong + "-turns" * self.in_turns + "-halves" * self.halves
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
         more += f"-tail{self.tail_parts}" * (self.tail_parts > 1) + "-adds" * self.adds_up
