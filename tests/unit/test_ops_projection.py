@@ -237,6 +237,10 @@ def test_refusals_of_q_k_and_v(refused: Refused) -> None:
         call(rotary_style="pairs"),
     )
     refused(
+        "kv_layout = hnd: is the order of a page's axes. Give pages, or leave it out.",
+        call(kv_layout="hnd"),
+    )
+    refused(
         "first_position = 14: the last of S = 7 tokens is at 20, beyond rotary's rows = 20. Give "
         "longer tables, or correct it.",
         call(rotary=(cos, sin), first_position=14),

@@ -201,6 +201,7 @@ def refused(**changed: Any) -> Callable[[], Any]:
         (refused(k_pages=pages()[:, :, :1]), r"\[5, 4, 1, 8\]: must be \[P, N, H_kv=2, D=8\]"),
         (refused(k=normal(B, S, G)), "v = an array of shape"),
         (refused(norm_eps=0.0), "norm_eps = 0.0: must be greater than 0"),
+        (refused(norm_eps=1e-5), "norm_eps = 1e-05: has no effect without k_norm. Give k_norm, or"),
         (refused(rotary_style="pairs"), "rotary_style = pairs: has no effect without rotary"),
         (refused(k_scales=np.ones(G, np.float32)), "v_scales = None: belongs to k_scales"),
         (

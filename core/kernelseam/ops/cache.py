@@ -114,6 +114,9 @@ def append_work(operation: Operation, *values: Any) -> None:
     """``values``: those of ``AppendOptions``."""
     asked, infos = read_values(AppendOptions, values), operation.infos
     _check_ranks(infos, asked.layout, asked.kv_layout, "k")
+    if "k_norm" not in infos and asked.norm_eps != AppendOptions.norm_eps:
+        rule, remedy = "has no effect without k_norm", "Give k_norm, or leave it out"
+        raise InvalidValue("norm_eps", asked.norm_eps, rule, remedy)
     if "q" in infos and "q_out" not in infos:
         operation.new_result("q_out", infos["q"].shape, infos["q"].dtype, "q")
     options: dict[str, Any] = {

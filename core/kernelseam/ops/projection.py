@@ -128,6 +128,9 @@ def fused_qkv_projection(
     if not paged and (counted or k_scales is not None or v_scales is not None):
         given = {"kv_lengths": kv_lengths, "cu_seqlens_q": cu_seqlens_q}
         check_unpaged({**given, "k_scales": k_scales, "v_scales": v_scales})
+    if not paged and kv_layout == "hnd":
+        rule, remedy = "is the order of a page's axes", "Give pages, or leave it out"
+        raise InvalidValue("kv_layout", kv_layout, rule, remedy)
     arrays = {
         "input": input,
         "weight": weight,
