@@ -128,9 +128,6 @@ def fused_qkv_projection(
     if not paged and (counted or k_scales is not None or v_scales is not None):
         given = {"kv_lengths": kv_lengths, "cu_seqlens_q": cu_seqlens_q}
         check_unpaged({**given, "k_scales": k_scales, "v_scales": v_scales})
-    if not paged and kv_layout == "hnd":
-        rule, remedy = "is the order of a page's axes", "Give pages, or leave it out"
-        raise InvalidValue("kv_layout", kv_layout, rule, remedy)
     arrays = {
         "input": input,
         "weight": weight,
@@ -173,6 +170,9 @@ def qkv_work(operation: Operation, *values: Any) -> None:
     labels, pages = LAYOUTS[asked.layout], KV_LAYOUTS[asked.kv_layout]
     infos = operation.infos
     paged, first = "block_table" in infos or "slot_mapping" in infos, infos["input"]
+    if not paged and asked.kv_layout != QkvOptions.kv_layout:
+        rule, remedy = "is the order of a page's axes", "Give pages, or leave it out"
+        raise InvalidValue("kv_layout", asked.kv_layout, rule, remedy)
     if len(first.shape) == 2:
         labels = labels.replace("B ", "")
     else:
