@@ -85,6 +85,13 @@ def evaluate(
     return [done[r] for r in roots]
 
 
+def leaf(n: Node, coordinates: Mapping[str, Any], numbers: Sequence[int | float]) -> Any:
+    """The value of a constant, a coordinate or an argument, whatever library's."""
+    if n.operation == "constant":
+        return n.value
+    return coordinates[n.value] if n.operation == "coordinate" else numbers[n.value]
+
+
 def _value(
     n: Node,
     x: list[npt.NDArray[Any]],
@@ -93,12 +100,8 @@ def _value(
     arrays: Sequence[npt.NDArray[Any]],
 ) -> Any:
     match n.operation:
-        case "constant":
-            return n.value
-        case "coordinate":
-            return coordinates[n.value]
-        case "argument":
-            return numbers[n.value]
+        case "constant" | "coordinate" | "argument":
+            return leaf(n, coordinates, numbers)
         case "detach":
             return x[0]
         case "cast":

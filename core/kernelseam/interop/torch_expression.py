@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernelseam.expressions.evaluation import leaf
 from kernelseam.expressions.nodes import Node, Type, order
 
 Tensor = Any
@@ -68,12 +69,8 @@ def _value(
     arrays: Sequence[Tensor],
 ) -> Any:
     match n.operation:
-        case "constant":
-            return n.value
-        case "coordinate":
-            return coordinates[n.value]
-        case "argument":
-            return numbers[n.value]
+        case "constant" | "coordinate" | "argument":
+            return leaf(n, coordinates, numbers)
         case "detach":
             return x[0].detach()
         case "cast" if x[0].is_floating_point() and n.type in (Type.INT32, Type.INT64):
