@@ -113,4 +113,4 @@ def _value(
             return _extremum(arrays[n.value[0]], n, x)
         case "block_bits":
             return _block_bits(arrays[n.value[0]], n.value[1], x)
-    return OPERATIONS[n.operation].numpy(*x)
+    return OPERATIONS[n.operation].compute(np, *x)

@@ -110,7 +110,8 @@ def make(operation: str, *arguments: Node) -> Node:
     type = Type.BOOLEAN if how.rule == "compare" else met
     if all(a.operation == "constant" for a in x):
         with np.errstate(all="ignore"):
-            return constant(np.asarray(how.numpy(*(a.value for a in x))).item(), type)
+            values = (np.asarray(a.value) for a in x)
+            return constant(np.asarray(how.compute(np, *values)).item(), type)
     return _simpler(operation, x) or Node(operation, type, x)
 
 

@@ -3,8 +3,7 @@ they capture, whatever library's functions they call. Imports torch."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,34 +11,9 @@ import torch
 
 from kernelseam.expressions.evaluation import leaf
 from kernelseam.expressions.nodes import Node, Type, order
+from kernelseam.expressions.operations import OPERATIONS
 
 Tensor = Any
-
-_OPERATIONS: dict[str, Callable[..., Tensor]] = {
-    "div": torch.true_divide,
-    "floordiv": lambda x, y: _divided(torch.floor_divide, x, y),
-    "mod": lambda x, y: _divided(torch.remainder, x, y),
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "not": torch.logical_not,
-    "and": torch.logical_and,
-    "or": torch.logical_or,
-    "bitand": operator.and_,
-    "bitor": operator.or_,
-    "bitxor": operator.xor,
-    "shl": operator.lshift,
-    "shr": operator.rshift,
-    "softcap": lambda x, cap: cap * torch.tanh(x / cap),
-    "ndtr": torch.special.ndtr,
-}
-"""Those that torch has no function of their name for."""
-
-
-def _divided(divide: Callable[..., Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """Of integers, 0 where the divisor is 0, as device code has it."""
-    if x.is_floating_point() or y.is_floating_point():
-        return divide(x, y)
-    return torch.where(y == 0, 0, divide(x, torch.where(y == 0, 1, y)))
 
 
 def evaluate(
@@ -81,8 +55,7 @@ def _value(
         case "load":
             array = arrays[n.value[0]]
             return array[tuple(_place(i, e) for i, e in zip(x, array.shape, strict=True))]
-    own = _OPERATIONS.get(n.operation)
-    return (own or getattr(torch, n.operation))(*x)
+    return OPERATIONS[n.operation].compute(torch, *x)
 
 
 def _place(index: Tensor, extent: int) -> Tensor:
