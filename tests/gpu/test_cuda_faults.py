@@ -16,9 +16,9 @@ import pytest
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.errors import OutOfDeviceMemory, WrongResult
 from kernelseam.planning.binding import in_order
-from nvidia_gpu import DEVICE, RUNTIME, cupy
+from nvidia_gpu import ALONE, DEVICE, RUNTIME, cupy
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, ALONE]
 RNG = np.random.default_rng(0)
 
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pytest
 from kernelseam.samples.data.memory import Placement
 from large_offsets import CASES, verdict_of
-from nvidia_gpu import DEVICE, cupy
+from nvidia_gpu import ALONE, DEVICE, cupy
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, ALONE]
 
 
 class Memory:

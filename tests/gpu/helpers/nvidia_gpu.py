@@ -3,6 +3,7 @@ missing."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -17,3 +18,9 @@ RUNTIME: Any = _backend.runtime
 TOOLCHAIN: Any = _backend.toolchain
 DEVICE: Device = RUNTIME.devices()[0]
 cupy: Any = pytest.importorskip("cupy")
+
+#: For tests that fill the device's memory or count what is left of it: not beside other processes.
+ALONE = pytest.mark.skipif(
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1,
+    reason="it needs the device's memory to itself: run this module without -n",
+)
