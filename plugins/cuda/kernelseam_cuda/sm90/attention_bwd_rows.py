@@ -12,16 +12,17 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.kernels.attention.arguments import (
+    MATRICES,
     OPERANDS,
     SEQUENCES,
-    STRIDES,
     matrices,
     row_values,
+    walk_values,
 )
 from kernelseam.kernels.attention.forward_arguments import spec_constants
 from kernelseam.kernels.attention.scores import refuse_scores, score_values
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.elements import divide_up, refuse_row_strides
+from kernelseam.kernels.elements import divide_up, refuse_row_strides, row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded
@@ -54,6 +55,7 @@ _ROWS = 64
 _ELEMENT_MAX = max(t.head_dim for t in ATTENTION_BWD if isinstance(t, HopperBackwardTile))
 """The widest heads of which scores by element have tiles."""
 WORKSPACE = ("lse_base2", "delta", "sums", "semaphores")
+_GRADIENTS = ("dout", "dq", "dk", "dv")
 _BLOCK_COUNT = ("query_blocks", "head_blocks", "num_heads")
 BLOCKS = Structure(tuple((n, "i32") for n in _BLOCK_COUNT))
 
@@ -77,16 +79,7 @@ class HopperBackwardKernel(HopperKernel):
             refuse_dims(spec)
             or refuse_rows(p)
             or _refuse_elements(problem)
-            or refuse_row_strides(
-                stride_q_row=p.q_strides[2],
-                stride_k_row=p.k_strides[2],
-                stride_v_row=p.v_strides[2],
-                stride_out_row=p.out_strides[2],
-                stride_dout_row=problem.dout_strides[2],
-                stride_dq_row=problem.dq_strides[2],
-                stride_dk_row=problem.dk_strides[2],
-                stride_dv_row=problem.dv_strides[2],
-            )
+            or refuse_row_strides(**row_strides(p, *MATRICES), **row_strides(problem, *_GRADIENTS))
         )
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
@@ -118,21 +111,9 @@ class HopperBackwardKernel(HopperKernel):
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> dict[str, int | float]:
         p, count = problem.forward, tile_count(problem, tile)
-        walks = {
-            "out": p.out_strides,
-            "dout": problem.dout_strides,
-            "dq": problem.dq_strides,
-            "dk": problem.dk_strides,
-            "dv": problem.dv_strides,
-        }
         known: dict[str, int | float] = {
-            **{
-                f"{n}_{a}": x
-                for n, walk in walks.items()
-                for a, x in zip(STRIDES, walk, strict=True)
-            },
-            "lse_batch": p.lse_strides[0],
-            "lse_head": p.lse_strides[1],
+            **walk_values(p, "out", "lse"),
+            **walk_values(problem, *_GRADIENTS),
             "S_q": p.S_q,
             "S_k": p.S_k,
             **count,
