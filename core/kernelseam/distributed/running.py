@@ -17,6 +17,7 @@ from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.ring import Ring
 from kernelseam.distributed.states import states_dtype
 from kernelseam.expressions.scores import ScoreExpression
+from kernelseam.interop.torch_expression import captured_tensors
 from kernelseam.interop.torch_function import Gradients, differentiable_once, with_rows
 
 Tensor = Any
@@ -115,14 +116,18 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         rounded = result if result.dtype == q.dtype else out.to(q.dtype)
         kept = () if sinks is None else (sinks,)
-        ctx.save_for_backward(q, k, v, rounded, lse, *kept)
+        # the rest so that torch refuses gradients where it was changed since
+        beside = [x for x in (options.slopes, options.lengths) if x is not None]
+        if options.mods is not None:
+            beside += captured_tensors(options.mods.expression)
+        ctx.save_for_backward(q, k, v, rounded, lse, *kept, *beside)
         return result, lse
 
     @staticmethod
     @differentiable_once("kernelseam.distributed.attention")
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Gradients:
         around, method, options, _ = ctx.setup
-        q, k, v, out, lse, *sinks = ctx.saved_tensors
+        q, k, v, out, lse, *rest = ctx.saved_tensors
         given = (None if dout is None else with_rows(dout.to(q.dtype)), dlse)
         if dout is None and dlse is None:
             given = (torch.zeros_like(out), None)  # the other ranks wait for this one
@@ -130,8 +135,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         result = by.backward(around, given, q, k, v, out, lse, options)
         dq, dk, dv = (a.to(x.dtype) for a, x in zip(result, (q, k, v), strict=True))
         dsinks = None
-        if sinks and ctx.needs_input_grad[4]:
-            dsinks = _of_sinks(sinks[0], given, out, lse)
+        if ctx.has_sinks and ctx.needs_input_grad[4]:
+            dsinks = _of_sinks(rest[0], given, out, lse)
         return None, dq, dk, dv, dsinks
 
 

@@ -30,6 +30,7 @@ from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
 from kernelseam.interop import torch_attention, torch_nested, torch_scores
 from kernelseam.interop.torch_attention import DIFFERENTIABLE
+from kernelseam.interop.torch_expression import captured_tensors, over
 from kernelseam.interop.torch_function import (
     Gradients,
     autocast,
@@ -277,16 +278,19 @@ def _apply(
         return _traced(operands, options, chosen, mods)
     check_bwd_implementation(bwd_implementation, "attention_bwd", "q", operands)
     forward = {**options, "implementation": implementation}
-    functions, learnt = dict[str, Any](), list[Tensor]()
+    functions, learnt, captured = dict[str, Any](), False, list[Tensor]()
     differentiable: tuple[str, ...] = DIFFERENTIABLE
     if mods is not None:
-        functions = mods._asdict()
-        learnt = torch_scores.learnt_by(score_expression(*mods), operands)
+        # once: at the gradients a function may find other values
+        expression = functions["score_mod"] = score_expression(*mods)
+        captured = captured_tensors(expression)
+        learning = [torch.is_grad_enabled() and x.requires_grad for x in captured]
+        learnt = any(torch_scores.learnt_by(expression, learning, operands))
         differentiable = tuple(n for n in DIFFERENTIABLE if n != "bias")
     if not wanted(operands, differentiable) and not learnt:
         return torch_attention.forward(operands, forward | functions)
     backward = _of_gradients(options, deterministic, bwd_implementation) | functions
-    every = (*operands.values(), *learnt)
+    every = (*operands.values(), *captured)
     return _Attention.apply(tuple(operands), forward | functions, backward, *every)
 
 
@@ -340,10 +344,11 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
     *inputs, out, lse = ctx.saved_tensors
     given = dict(zip(names, inputs, strict=False))
     asked = dict(zip(names, needed, strict=False))
-    learnt, of_scores = list[Tensor | None](), dict[str, Any]()
+    options, learnt = ctx.options, tuple[bool, ...]()
     if captured := inputs[len(names) :]:
-        learnt = [x if w else None for x, w in zip(captured, needed[len(names) :], strict=True)]
-        of_scores["score_gradient"] = any(needed[len(names) :])
+        expression = over(options["score_mod"], captured)
+        learnt = torch_scores.learnt_by(expression, needed[len(names) :], given)
+        options = {**options, "score_mod": expression, "score_gradient": any(learnt)}
     computed = torch_attention.gradients(
         dout,
         dlse,
@@ -352,23 +357,21 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         lse,
         bias_gradient=asked.get("bias", False),
         sink_gradient=asked.get("sinks", False),
-        **of_scores,
-        **ctx.options,
+        **options,
     )
     result = dict(zip(DIFFERENTIABLE, computed, strict=False))
     if not learnt and all(needed):
         return (None, None, None, *map(result.get, names))
     own = [result[n] if x else None for n, x in asked.items()]
-    if any(x is not None for x in learnt):
-        wants = [x for x in learnt if x is not None]
-        made = iter(torch_scores.by_captured(wants, computed.dscores, given, ctx.options))
-        learnt = [None if x is None else next(made) for x in learnt]
-    return (None, None, None, *own, *learnt)
+    more: Any = (None,) * len(learnt)
+    if any(learnt):
+        more = torch_scores.by_captured(learnt, computed.dscores, given, options)
+    return (None, None, None, *own, *more)
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Operands by name; options of the forward and of the gradients; then all operands, and the
-    captured tensors that want gradients."""
+    """Operands by name; options of the forward and of the gradients; then all operands, and what
+    the expression captures."""
 
     @staticmethod
     def forward(

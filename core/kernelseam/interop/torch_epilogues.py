@@ -4,23 +4,17 @@ captures, by torch's autograd. Imports torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from kernelseam.epilogues import Gated
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.captures import dtype_name
 from kernelseam.expressions.derivatives import slope
-from kernelseam.expressions.epilogues import (
-    HALVES,
-    EpilogueExpression,
-    EpilogueStructure,
-    traced_epilogue,
-)
+from kernelseam.expressions.epilogues import HALVES, EpilogueExpression, EpilogueStructure
 from kernelseam.expressions.nodes import Node, Type, coordinate, make, substitute
-from kernelseam.interop.torch_expression import evaluate
+from kernelseam.interop.torch_expression import gradients_by_tensors
 from kernelseam.interop.torch_library.dtypes import dtype_name as name_of
 from kernelseam.ops.gemm import bmm
 from kernelseam.ops.grouped_gemm import grouped_mm
@@ -126,8 +120,12 @@ def by_groups(
 
 
 def by_captured(
-    one: Gated, learnt: list[Tensor], acc: Tensor, dout: Tensor, batch: Tensor | None = None
-) -> list[Tensor]:
+    expression: EpilogueExpression,
+    wanted: Sequence[bool],
+    acc: Tensor,
+    dout: Tensor,
+    batch: Tensor | None = None,
+) -> list[Tensor | None]:
     """The gradients by captured tensors: of the expression, by torch's autograd. ``batch``: which
     matrix is told to it, as it broadcasts to dout; [batch…] counted where it is left out."""
     M, columns = dout.shape[-2:]
@@ -136,9 +134,7 @@ def by_captured(
     if batch is None:
         batch = torch.arange(math.prod(lead), device=acc.device).reshape(*lead, 1, 1)
     wide = acc if acc.dtype is torch.float64 else acc.float()
-    e = traced_epilogue(one.function, one.pairs)
-    at = dict(zip(e.structure.sums, _parts(wide, one.pairs), strict=True))
+    s = expression.structure
+    at = dict(zip(s.sums, _parts(wide, s.pairs), strict=True))
     at |= {"m": m[:, None], "n": n, "batch": batch}
-    with torch.enable_grad():
-        y = evaluate(e.structure.value, at, e.numbers, e.arrays, wide).expand(dout.shape)
-        return list(torch.autograd.grad(y, learnt, dout.to(y.dtype), allow_unused=True))
+    return gradients_by_tensors(s.value, at, expression, wanted, dout, wide)

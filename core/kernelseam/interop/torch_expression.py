@@ -3,17 +3,21 @@ they capture, whatever library's functions they call. Imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from kernelseam.expressions.epilogues import EpilogueExpression
 from kernelseam.expressions.evaluation import leaf
 from kernelseam.expressions.nodes import Node, Type, order
 from kernelseam.expressions.operations import OPERATIONS
+from kernelseam.expressions.scores import ScoreExpression
 
 Tensor = Any
+_Expression = TypeVar("_Expression", ScoreExpression, EpilogueExpression)
 
 
 def evaluate(
@@ -62,6 +66,41 @@ def _place(index: Tensor, extent: int) -> Tensor:
     """As ``expressions.evaluation.place``."""
     i = index.long()
     return torch.where(i < 0, i + extent, i).clamp(0, extent - 1)
+
+
+def captured_tensors(expression: ScoreExpression | EpilogueExpression) -> list[Tensor]:
+    """What an autograd function takes as inputs beside its operands, and keeps: gradients start
+    from the expression that the result was made by, and torch refuses tensors changed since."""
+    return [x for x in expression.arrays if isinstance(x, torch.Tensor)]
+
+
+def over(expression: _Expression, tensors: Iterable[Tensor]) -> _Expression:
+    """The expression over these in the place of ``captured_tensors``."""
+    rest = iter(tensors)
+    arrays = tuple(next(rest) if isinstance(x, torch.Tensor) else x for x in expression.arrays)
+    return replace(expression, arrays=arrays)
+
+
+def gradients_by_tensors(
+    root: Node,
+    coordinates: Mapping[str, Any],
+    expression: _Expression,
+    wanted: Sequence[bool],
+    arriving: Tensor,
+    like: Tensor,
+) -> list[Tensor | None]:
+    """The gradients by those of ``captured_tensors`` that are wanted, given those by every element
+    of ``root``, whose shape it broadcasts to."""
+    leaves = [
+        x.detach().requires_grad_(w)
+        for x, w in zip(captured_tensors(expression), wanted, strict=True)
+    ]
+    with torch.enable_grad():
+        arrays = over(expression, leaves).arrays
+        y = evaluate(root, coordinates, expression.numbers, arrays, like).expand(arriving.shape)
+        asked = [x for x in leaves if x.requires_grad]
+        made = iter(torch.autograd.grad(y, asked, arriving.to(y.dtype), allow_unused=True))
+    return [next(made) if w else None for w in wanted]
 
 
 def _tensor(x: Any, like: Tensor) -> Tensor:

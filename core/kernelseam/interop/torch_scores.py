@@ -7,15 +7,16 @@ is that of torch's own indexing: the same in every run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.derivatives import array_gradients
-from kernelseam.expressions.scores import ScoreExpression, score_expression
-from kernelseam.interop.torch_expression import evaluate
+from kernelseam.expressions.nodes import order
+from kernelseam.expressions.scores import ScoreExpression
+from kernelseam.interop.torch_expression import captured_tensors, gradients_by_tensors
 
 Tensor = Any
 
@@ -26,12 +27,15 @@ class Mods(NamedTuple):
     block_mask: Any = None
 
 
-def learnt_by(expression: ScoreExpression, operands: Mapping[str, Tensor]) -> list[Tensor]:
-    """The captured tensors that want gradients."""
-    if not torch.is_grad_enabled():
-        return []
-    found = [x for x in expression.arrays if getattr(x, "requires_grad", False)]
-    if found and "cu_seqlens_q" in operands:
+def learnt_by(
+    expression: ScoreExpression, wanted: Sequence[bool], operands: Mapping[str, Tensor]
+) -> tuple[bool, ...]:
+    """Which of ``captured_tensors`` have gradients, of those that are wanted: none that the mask
+    alone reads."""
+    read = {n.value[0] for n in order([expression.structure.score]) if n.operation == "load"}
+    numbers = (i for i, x in enumerate(expression.arrays) if isinstance(x, torch.Tensor))
+    found = tuple(w and i in read for i, w in zip(numbers, wanted, strict=True))
+    if any(found) and "cu_seqlens_q" in operands:
         raise InvalidValue(
             "score_mod",
             "captures a tensor that wants a gradient",
@@ -42,13 +46,13 @@ def learnt_by(expression: ScoreExpression, operands: Mapping[str, Tensor]) -> li
 
 
 def by_captured(
-    learnt: list[Tensor],
+    learnt: Sequence[bool],
     dscores: Tensor,
     operands: Mapping[str, Tensor],
     options: Mapping[str, Any],
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """Gradients by captured tensors, given those by every score."""
-    expression = score_expression(options["score_mod"])
+    expression: ScoreExpression = options["score_mod"]
     root = expression.structure.score
     gradients = array_gradients(root)
     reads_scores = any("score" in g.factor.reads for g in gradients)
@@ -58,7 +62,10 @@ def by_captured(
         torch.arange(n, device=device).reshape([-1 if axis == at else 1 for axis in range(3)])
         for at, n in enumerate((H, S_q, S_k))
     )
-    totals = [torch.zeros_like(x) for x in learnt]
+    totals = [
+        torch.zeros_like(x) if w else None
+        for x, w in zip(captured_tensors(expression), learnt, strict=True)
+    ]
     for b, arriving in enumerate(dscores):
         keys = int(operands["kv_lengths"][b]) if "kv_lengths" in operands else S_k
         scores = torch.zeros((1, 1, 1), dtype=dscores.dtype, device=device)
@@ -66,14 +73,10 @@ def by_captured(
             scores = _scores(b, operands, options, keys, dscores.dtype)
         at = {"score": scores, "b": b, "h": h, "q_idx": i, "kv_idx": j[..., :keys]}
         at |= {"q_len": S_q, "kv_len": keys}
-        with torch.enable_grad():
-            new = evaluate(root, at, expression.numbers, expression.arrays, dscores)
-            new = new.expand(H, S_q, keys)
-            parts = torch.autograd.grad(
-                new, learnt, arriving[..., :keys].to(new.dtype), allow_unused=True
-            )
+        own = arriving[..., :keys]
+        parts = gradients_by_tensors(root, at, expression, learnt, own, dscores)
         for total, part in zip(totals, parts, strict=True):
-            if part is not None:
+            if total is not None and part is not None:
                 total += part
     return totals
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernelseam.epilogues import Gated, as_one, epilogue_expression, without_reductions
+from kernelseam.epilogues import epilogue_expression, without_reductions
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, EpilogueStructure
 from kernelseam.expressions.reductions import SUM
@@ -24,6 +24,7 @@ from kernelseam.interop.torch_epilogues import (
     by_product,
     check_preactivation,
 )
+from kernelseam.interop.torch_expression import captured_tensors, over
 from kernelseam.interop.torch_function import (
     check_bwd_implementation,
     differentiable_once,
@@ -292,27 +293,30 @@ def differentiated(product: Product, function: str) -> Callable[..., Tensor]:
     def gradients(ctx: Any, dout: Tensor) -> Any:
         acc, *rest = ctx.saved_tensors
         saved = dict(zip(product.saved, rest, strict=False))
-        learnt = rest[len(saved) :]
+        expression = over(ctx.expression, rest[len(saved) :])
+        learnt = ctx.needs_input_grad[3 + len(product.operands) :]
 
         def derivative(
             chosen: Callable[[Tensor], Tensor] = lambda x: x, offs: Tensor | None = None
         ) -> Tensor:
-            given = ctx.expression, chosen(acc), chosen(dout)
+            given = expression, chosen(acc), chosen(dout)
             backend = ctx.options.get("backend")
             return by_product(*given, backend) if offs is None else by_groups(*given, offs, backend)
 
         made = product.gradients(ctx, saved, derivative) if ctx.needed else {}
-        more = by_captured(ctx.one, learnt, *product.counted(saved, acc, dout)) if learnt else []
+        more: Any = (None,) * len(learnt)
+        if any(learnt):
+            more = by_captured(expression, learnt, *product.counted(saved, acc, dout))
         return None, None, None, *map(made.get, product.operands), *more
 
     class Differentiated(torch.autograd.Function):  # type: ignore[misc]
-        """The function and its expression, options of the product and of its gradients, all
+        """The expression without reductions, options of the product and of its gradients, all
         operands, then captured tensors."""
 
         @staticmethod
         def forward(
             ctx: Any,
-            epilogue: tuple[Gated, EpilogueExpression],
+            expression: EpilogueExpression,
             options: Mapping[str, Any],
             bwd_options: Mapping[str, Any],
             *tensors: Tensor | None,
@@ -328,7 +332,7 @@ def differentiated(product: Product, function: str) -> Callable[..., Tensor]:
                 return product.function(**given, **options)
             acc = given["a"].new_empty(whole, dtype=dtype)
             result = product.function(**given, **options, preactivation=acc)
-            ctx.one, ctx.expression = epilogue
+            ctx.expression = expression
             ctx.options = bwd_options
             ctx.layouts = {n: (x.shape, x.dtype) for n, x in given.items()}
             needs = zip(product.operands, ctx.needs_input_grad[3:], strict=False)
@@ -343,29 +347,24 @@ def differentiated(product: Product, function: str) -> Callable[..., Tensor]:
     ) -> Tensor:
         wants = wanted(operands, product.differentiable(operands["a"]))
         written = whole = epilogue_expression(epilogue)
-        if not (torch.is_grad_enabled() and (wants or _learnt(whole))):
+        learnt = any(x.requires_grad for x in captured_tensors(whole))
+        if not (torch.is_grad_enabled() and (wants or learnt)):
             return product.function(**operands, **options, epilogue=whole)
         if whole.structure.reductions:
             _refuse_sums(whole.structure)
-            epilogue = without_reductions(epilogue)
-            whole = epilogue_expression(epilogue)
+            whole = epilogue_expression(without_reductions(epilogue))
         ways = {"implementation": bwd_implementation, "bwd_implementation": bwd_implementation}
         given = {**options, **ways}
         return Differentiated.apply(
-            (as_one(epilogue), whole),
+            whole,
             {**options, "epilogue": written},
             {n: given[n] for n in ("implementation", *product.kept) if n in given},
             *map(operands.get, product.operands),
-            *_learnt(whole),
+            *captured_tensors(whole),
         )
 
     uncompiled(call)
     return call
-
-
-def _learnt(expression: EpilogueExpression) -> list[Tensor]:
-    """The captured tensors that want gradients."""
-    return [x for x in expression.arrays if getattr(x, "requires_grad", False)]
 
 
 def _refuse_sums(structure: EpilogueStructure) -> None:
