@@ -100,48 +100,29 @@ __all__ = [
     "where",
 ]
 
-_HOMES = {
-    "Attention": ".descriptors",
-    "AttentionBwd": ".descriptors",
-    "AttentionPointers": ".descriptors",
-    "BatchedGemmPointers": ".descriptors",
-    "BatchedGemmStrided": ".descriptors",
-    "Call": ".planning",
-    "DType": ".dtypes",
-    "GroupedGemm": ".descriptors",
-    "GroupedGemmPointers": ".descriptors",
-    "MergeStates": ".descriptors",
-    "PagedCache": ".descriptors",
-    "Plan": ".planning",
-    **dict.fromkeys(("append_paged", "copy_pages", "gather_paged"), ".ops.cache"),
-    "attention": ".ops.attention",
-    "attention_bwd": ".ops.attention_bwd",
-    "attention_paged": ".ops.attention",
-    "attention_varlen": ".ops.attention",
-    "block_mask": ".ops.block_mask",
-    "bmm": ".ops.gemm",
-    "bmm_bwd": ".ops.gemm_bwd",
-    "grouped_mm": ".ops.grouped_gemm",
-    "grouped_mm_list": ".ops.grouped_list",
-    "matmul2d": ".ops.gemm",
-    "matmul2d_bwd": ".ops.gemm_bwd",
-    "merge_states": ".ops.merge",
-    "plan": ".planning",
-    "trace": ".launch_trace",
-    "use_backend": ".dispatch",
-    "tree_ancestors": ".expressions.tree",
-    "tree_mask": ".expressions.tree",
-    "where": ".expressions.elementwise",
-    **dict.fromkeys(
-        ("OutputProjection", "OutputProjectionBwd", "QkvProjection", "QkvProjectionBwd"),
-        ".descriptors",
+_NAMES = {
+    ".descriptors": (
+        "Attention AttentionBwd AttentionPointers BatchedGemmPointers BatchedGemmStrided "
+        "GroupedGemm GroupedGemmPointers MergeStates OutputProjection OutputProjectionBwd "
+        "PagedCache QkvProjection QkvProjectionBwd"
     ),
-    **dict.fromkeys(
-        ("fused_output_projection_residual", "fused_qkv_projection"), ".ops.projection"
-    ),
-    **dict.fromkeys(
-        ("fused_output_projection_residual_bwd", "fused_qkv_projection_bwd"), ".ops.projection_bwd"
-    ),
+    ".dispatch": "use_backend",
+    ".dtypes": "DType",
+    ".expressions.elementwise": "where",
+    ".expressions.tree": "tree_ancestors tree_mask",
+    ".launch_trace": "trace",
+    ".ops.attention": "attention attention_paged attention_varlen",
+    ".ops.attention_bwd": "attention_bwd",
+    ".ops.block_mask": "block_mask",
+    ".ops.cache": "append_paged copy_pages gather_paged",
+    ".ops.gemm": "bmm matmul2d",
+    ".ops.gemm_bwd": "bmm_bwd matmul2d_bwd",
+    ".ops.grouped_gemm": "grouped_mm",
+    ".ops.grouped_list": "grouped_mm_list",
+    ".ops.merge": "merge_states",
+    ".ops.projection": "fused_output_projection_residual fused_qkv_projection",
+    ".ops.projection_bwd": "fused_output_projection_residual_bwd fused_qkv_projection_bwd",
+    ".planning": "Call Plan plan",
 }
 
 
@@ -155,7 +136,7 @@ torch_dispatch.register(_torch_operators)
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
-__getattr__, __dir__ = imported_at_use(globals(), _HOMES)
+__getattr__, __dir__ = imported_at_use(globals(), _NAMES)
 
 
 def devices() -> list[Device]:

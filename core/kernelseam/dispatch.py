@@ -1,5 +1,5 @@
-"""Chooses the implementation for a problem: the named one, else the tuned one, else the cheapest
-that supports it."""
+"""Chooses the implementation of a problem: the named one, else the tuned one, else of those that
+support it the one with the lowest predicted time."""
 
 from __future__ import annotations
 
@@ -122,20 +122,20 @@ def find_device(device: Device | str | None = None, backend: str | None = None) 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An implementation's answer for a problem: its predicted cost, and the reason where it does
-    not support the problem. Neither where it was not asked."""
+    """An implementation's answer for a problem: its predicted cost, or the reason why it does not
+    support the problem. Both None: it was not asked."""
 
     implementation: Implementation
     refusal: str | None
     cost: Cost | None
     error: str = ""
-    """The traceback, where its check raised."""
+    """The traceback, where ``supports`` raised."""
     rank: float = math.inf
-    """Predicted seconds that candidates are ordered by: those of the problem's class."""
+    """Predicted seconds, of the problem's class, by which candidates are ordered."""
     foreign: bool = False
-    """Whether another plugin than the backend's registered it, on an arch whose predictions were
-    fitted to measured times: its own were not, so that it comes after the others until it is named
-    or tuned."""
+    """Whether a plugin other than the backend's registered it, on an arch whose cost model was
+    fitted to measured times. Its own costs were not: it is ordered last until it is named or
+    tuned."""
 
     @property
     def takes(self) -> bool:
@@ -164,9 +164,11 @@ def consider(
     name: str | None = None,
     whole: bool = True,
 ) -> tuple[Candidate, ...]:
-    """Ask every implementation of the operation on the device's backend, cheapest first, refusals
-    last. ``name``: only those of the name. ``whole``: as a reader wants it, with the costs of
-    refusals, and with last resorts where others take the problem, which otherwise are not asked."""
+    """Every implementation of the operation on the device's backend: cheapest first, refusals last.
+
+    ``name``: only those of this name. ``whole``, for reports: ask also for the costs of those that
+    refuse, and ask the ``last_resort`` ones even where another takes the problem.
+    """
     registry = (current or plugins()).registry
     fitted = _has_fitted_costs(registry, device)
     answers: list[Candidate] = []
@@ -202,8 +204,8 @@ def _has_fitted_costs(registry: Registry, device: Device) -> bool:
 def ask(
     implementation: Implementation, problem: Problem, device: Device, whole: bool = True
 ) -> Candidate:
-    """One implementation's answer. An implementation that raises counts as not supporting the
-    problem. ``whole``: the cost of a refusal, too."""
+    """One implementation's answer; one that raises does not support the problem. ``whole``: also
+    the cost of one that refuses."""
     refusal, cost, rank = None, None, math.inf
     try:
         with Contained(f"the check of {implementation.name!r}"):
@@ -230,9 +232,9 @@ def ask(
 
 
 def _rank(implementation: Implementation, problem: Problem, device: Device, cost: Cost) -> float:
-    """The predicted time that orders implementations: that of the class's representative, so that
-    all problems of a class are computed in one way; the problem's own where the implementation
-    predicts none for that."""
+    """The predicted time by which implementations are ordered: for the representative of the
+    problem's class, so that a whole class has one choice; the problem's own where the
+    implementation predicts none for the representative."""
     ranked = representative(problem)
     if ranked is problem or ranked == problem:
         return cost.seconds
@@ -254,11 +256,11 @@ def _ordered(answers: list[Candidate]) -> tuple[Candidate, ...]:
 def build(
     choice: Choice, problem: Problem, device: Device, *, named: bool = False
 ) -> tuple[Choice, PlanParts]:
-    """Build the chosen implementation's launches.
+    """Build the launches of the chosen implementation.
 
-    Where its build raises, the next cheapest is built, with a BrokenImplementation warning. Where
-    none is left, or the implementation was ``named``, the first error is raised. A MemoryError is
-    always raised.
+    If its build raises, the next cheapest is built, with a BrokenImplementation warning. If none is
+    left, or the implementation was ``named``, the first error is raised. A MemoryError is always
+    raised.
     """
     answers = list(choice.candidates)
     first: Exception | None = None
@@ -293,7 +295,7 @@ def build(
 
 
 def _asked(candidate: Candidate, problem: Problem, device: Device) -> Candidate:
-    """Its answer, where it was passed over."""
+    """The candidate, asked now if it was not before."""
     if candidate.takes or candidate.refusal is not None:
         return candidate
     return replace(ask(candidate.implementation, problem, device), foreign=candidate.foreign)
@@ -364,8 +366,8 @@ def _unknown(implementation: object, known: str, problem: Problem, device: Devic
 
 
 def _tuned(candidates: tuple[Candidate, ...], problem: Problem, device: Device) -> Choice | None:
-    """The tuned choice of the problem's class, if it supports this problem. None where extents must
-    not decide: a class is one of extents."""
+    """The tuned choice of the problem's class, if it supports this problem. None for a
+    batch-invariant one: classes differ by extents, which must not decide there."""
     if batch_invariant(problem):
         return None
     # imported late, to keep importing kernelseam fast

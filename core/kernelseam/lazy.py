@@ -8,10 +8,11 @@ from typing import Any
 
 
 def imported_at_use(
-    namespace: dict[str, Any], homes: Mapping[str, str]
+    namespace: dict[str, Any], names: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of the module whose ``globals()`` these are. ``homes``: by
-    name the module that has it, from the package (``.attention.forward``)."""
+    """``__getattr__`` and ``__dir__`` of the module whose ``globals()`` these are. ``names``: by
+    module, from the package (``.attention.forward``), the names that it has, with spaces."""
+    homes = {name: module for module, have in names.items() for name in have.split()}
 
     def __getattr__(name: str) -> Any:
         home = homes.get(name)

@@ -421,7 +421,8 @@ def test_an_implementation_of_numpys_is_imported_when_it_is_asked() -> None:
 )
 def test_modules_list_their_names(name: str) -> None:
     module = importlib.import_module(f"kernelseam{name}")
-    assert dir(module) == sorted(module.__all__) and set(module._HOMES) <= set(module.__all__)
+    assert dir(module) == sorted(module.__all__)
+    assert {n for names in module._NAMES.values() for n in names.split()} <= set(module.__all__)
 
 
 def test_every_public_name_is_there() -> None:

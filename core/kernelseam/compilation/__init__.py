@@ -30,21 +30,11 @@ __all__ = [
     "no_jit",
 ]
 
-_HOMES = {
-    "Binary": ".build",
-    "CacheEntry": ".listing",
-    "CacheWarning": ".folder",
-    "Cleared": ".listing",
-    "Untrusted": ".folder",
-    "cache_folder": ".folder",
-    "clear": ".listing",
-    "collect_warnings": ".build",
-    "compiled": ".build",
-    "compiled_together": ".together",
-    "entries": ".listing",
-    "forget": ".build",
-    "installed_bundles": ".bundled",
-    "is_cached": ".build",
-    "no_jit": ".bundled",
+_NAMES = {
+    ".build": "Binary collect_warnings compiled forget is_cached",
+    ".bundled": "installed_bundles no_jit",
+    ".folder": "CacheWarning Untrusted cache_folder",
+    ".listing": "CacheEntry Cleared clear entries",
+    ".together": "compiled_together",
 }
-__getattr__, __dir__ = imported_at_use(globals(), _HOMES)
+__getattr__, __dir__ = imported_at_use(globals(), _NAMES)

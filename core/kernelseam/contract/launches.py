@@ -15,10 +15,12 @@ from kernelseam.forking import cached_property
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel: whose it is, its problem, its tile. ``workspace``: parameters whose memory is the
-    workspace's, with their offset in bytes, a multiple of 16. ``operands``: parameters that take
-    another operand than the kernel's own operation would give them, with its name. A tensor map is
-    such a parameter, too."""
+    """One kernel launch: its definition, problem and tile.
+
+    ``workspace``: pointer parameters (and tensor maps) that point into the workspace, with their
+    offset in bytes, a multiple of 16. ``operands``: parameters bound to another operand than the
+    kernel's operation would give them, by that operand's name.
+    """
 
     kernel: Any
     problem: Any
@@ -38,13 +40,12 @@ class Memset:
 
 @dataclass(frozen=True)
 class Launches:
-    """Kernels, and memory that is set, in order; the bytes of the workspace that they share, and
-    its alignment.
+    """Kernel launches and memsets in order, and the workspace that they share.
 
-    ``zeroed_bytes``: the workspace's first bytes that must be 0 before the first launch and that
-    the kernels leave 0. That spares a Memset, where the workspace stays the same from launch to
-    launch, and where launches on a stream, also those of other kernels, share these bytes: what
-    starts early must wait for its predecessor before it touches them.
+    ``zeroed_bytes``: the workspace's first bytes, which must be 0 before the first launch and which
+    the kernels leave 0. This saves a Memset in each call. Launches of a stream, also of other
+    kernels, may share these bytes: one that starts before its predecessor ends (programmatic
+    dependent launch) must wait for it before it touches them.
     """
 
     steps: tuple[Launch | Memset, ...]
@@ -59,14 +60,14 @@ class Launches:
 
 
 class Composition(ABC):
-    """Base class: computes an operation's problems by one or several kernels. Methods with a body
-    are defaults."""
+    """Base class of what computes an operation's problems by one or several kernels. Methods with a
+    body are defaults."""
 
     operation: str
     name: str = "shared"
-    """The implementation's. Kernels that the core shares among vendors are called "shared"."""
+    """The implementation's name. The core's kernels, which all vendors share, are "shared"."""
     archs: tuple[str, ...] = ()
-    """Its archs; () for all of the toolchain."""
+    """The archs that it supports; () for all of the toolchain's."""
 
     @abstractmethod
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
@@ -74,12 +75,12 @@ class Composition(ABC):
 
     @abstractmethod
     def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
-        """The tile configuration for a problem, or those of its kernels."""
+        """The tile configuration for a problem (of a composition: of its kernels)."""
 
     def takes(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> bool:
-        """Whether a tile that ``tile`` chose for another problem of the spec, its class's
-        representative, takes this one. Say yes wherever it computes the right result, so that a
-        class has one tile; by default, where it is the problem's own."""
+        """Whether this problem may use a tile that ``tile`` chose for another problem of its spec,
+        the representative of its class. True wherever the result is right, so that a class has one
+        tile; by default only where ``tile`` would choose the same."""
         return bool(tile == self.tile(problem, row, device))
 
     @abstractmethod
@@ -92,6 +93,6 @@ class Composition(ABC):
         return {}
 
     def covering(self) -> Iterable[Any]:
-        """Kernels of its own (``kernelseam.kernels.Covered``) that the tests compile for its archs:
-        between them they touch every way through it."""
+        """Specs (``kernelseam.kernels.Covered``) that the tests compile for its archs: together
+        they take every code path."""
         return ()

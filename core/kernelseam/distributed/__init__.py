@@ -32,19 +32,13 @@ __all__ = [
     "unshard",
 ]
 
-_HOMES = {
-    "Machine": ".costs",
-    "attention": ".calls",
-    "attention_paged": ".decoding",
-    "attention_varlen": ".calls",
-    "explain": ".calls",
-    "grouped_mm": ".experts",
-    "measured": ".transfers",
-    "output_projection": ".projections",
-    "qkv_projection": ".projections",
-    "shard": ".sharding",
-    "shard_lengths": ".decoding",
-    "shard_qkv": ".projections",
-    "unshard": ".sharding",
+_NAMES = {
+    ".calls": "attention attention_varlen explain",
+    ".costs": "Machine",
+    ".decoding": "attention_paged shard_lengths",
+    ".experts": "grouped_mm",
+    ".projections": "output_projection qkv_projection shard_qkv",
+    ".sharding": "shard unshard",
+    ".transfers": "measured",
 }
-__getattr__, __dir__ = imported_at_use(globals(), _HOMES)
+__getattr__, __dir__ = imported_at_use(globals(), _NAMES)

@@ -16,5 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["attention", "bmm"]
 
-_HOMES = {"attention": ".jax_attention", "bmm": ".jax_gemm"}
-__getattr__, __dir__ = imported_at_use(globals(), _HOMES)
+_NAMES = {
+    ".jax_attention": "attention",
+    ".jax_gemm": "bmm",
+}
+__getattr__, __dir__ = imported_at_use(globals(), _NAMES)

@@ -38,20 +38,14 @@ __all__ = [
     "scaled_dot_product_attention",
 ]
 
-_HOMES = {
-    "attention": ".torch_autograd",
-    "attention_paged": ".torch_paged",
-    "attention_varlen": ".torch_autograd",
-    "bmm": ".torch_gemm",
-    "grouped_mm": ".torch_grouped",
-    "grouped_mm_list": ".torch_gemm",
-    "matmul2d": ".torch_gemm",
-    "merge_states": ".torch_merge",
-    "register_flash_attention": ".torch_flash",
-    "scaled_dot_product_attention": ".torch_sdpa",
-    "fused_output_projection_residual": ".torch_projection",
-    "fused_qkv_projection": ".torch_projection",
+_NAMES = {
+    ".torch_autograd": "attention attention_varlen",
+    ".torch_flash": "register_flash_attention",
+    ".torch_gemm": "bmm grouped_mm_list matmul2d",
+    ".torch_grouped": "grouped_mm",
+    ".torch_merge": "merge_states",
+    ".torch_paged": "attention_paged",
+    ".torch_projection": "fused_output_projection_residual fused_qkv_projection",
+    ".torch_sdpa": "scaled_dot_product_attention",
 }
-
-
-__getattr__, __dir__ = imported_at_use(globals(), _HOMES)
+__getattr__, __dir__ = imported_at_use(globals(), _NAMES)

@@ -28,7 +28,8 @@ _LSE = "return_lse"
 
 
 class Door:
-    """What a public function takes of ``AttentionOptions``, and how it names operands."""
+    """A public function's share of ``AttentionOptions``: which it takes, their defaults, and its
+    names of operands."""
 
     def __init__(
         self,
@@ -112,49 +113,52 @@ def attention(
     stream: object = None,
     **options: Any,
 ) -> Array | tuple[Array, Array]:
-    """softmax(scores)·v over the last two axes of q [B, H, S_q, D], k [B, H_kv, S_k, D], v [B,
-    H_kv, S_k, D_v].
+    """Scaled dot-product attention, softmax(scores)·v, of q [B, H, S_q, D], k [B, H_kv, S_k, D] and
+    v [B, H_kv, S_k, D_v].
 
-    ``layout`` "bshd": the head after the row, in all of them and in the result. Any strides with a
-    contiguous last axis; nothing is copied. Arrays of float16, bfloat16, float32 or float64, all of
-    one dtype (but for stored k and v, below), from NumPy, torch or any library with DLPack, all on
-    one device. H is a multiple of H_kv: query head h uses KV head h // (H / H_kv).
+    Arrays are of float16, bfloat16, float32 or float64, all of one dtype (but for k and v of 8
+    bits, below), from NumPy, torch or any library with DLPack, on one device. Strides are any with
+    a contiguous last axis; nothing is copied. ``layout`` "bshd" has the head after the row, in the
+    result too. H is a multiple of H_kv (GQA): query head h has KV head h // (H / H_kv).
 
-    With d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤ right
-    (``window``), mask[…, i, j] is True (``mask``), or j < prefix_lengths[b] whatever the first two
-    say; entry b has kv_lengths[b] keys. Scores are softcap·tanh(scale·q·k/softcap) − slope·|d| +
-    bias, as far as each is given (``descriptors.Attention`` has the whole formula). ``bias`` and
-    ``mask`` repeat to [B, H, S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that
-    sees no key gives zeros (and −inf in the LSE).
+    Masks: with d = j − i − (S_k − S_q), query i sees key j iff d ≤ 0 (``causal``), −left ≤ d ≤
+    right (``window``) and mask[…, i, j] is True (``mask``); keys j < prefix_lengths[b] are seen
+    whatever the first two say. Sequence b has kv_lengths[b] keys. Scores are
+    softcap·tanh(scale·q·k/softcap) − slope·|d| + bias, as far as each is given
+    (``descriptors.Attention`` has the whole formula). ``bias`` and ``mask`` broadcast to [B, H,
+    S_q, S_k], ``alibi_slopes`` to [B, H]; ``sinks`` is [H]. A query that sees no key gives zeros
+    (and −inf in the LSE).
 
-    ``score_mod(score, b, h, q_idx, kv_idx)`` makes a new score of that one, and
-    ``mask_mod(b, h, q_idx, kv_idx)`` says whether the key is visible, beside the masks above:
-    ordinary Python, as torch's FlexAttention takes it (``expressions.scores.score_expression`` has
-    what they may contain). Arrays that they capture must be on the arrays' device. ``block_mask``
-    (``kernelseam.block_mask``, or torch's ``BlockMask``) is a mask_mod with the blocks that it
-    leaves: others are passed over.
+    ``score_mod(score, b, h, q_idx, kv_idx)`` returns a new score, and ``mask_mod(b, h, q_idx,
+    kv_idx)`` whether the key is visible, beside the masks above: ordinary Python, as torch's
+    FlexAttention takes it (``expressions.scores.score_expression`` has what they may contain).
+    Arrays that they capture must be on the arrays' device. ``block_mask``
+    (``kernelseam.block_mask``, or torch's ``BlockMask``) is a mask_mod with its block sparsity:
+    blocks that it leaves out are skipped.
 
-    k and v may be stored in 8 bits, float8_e4m3fn (float8_e4m3fnuz on gfx942), with q in float16 or
-    bfloat16. Their numbers then stand for themselves times ``k_scales`` and ``v_scales``, float32,
-    which repeat to [B, H_kv]; with ``scale_block`` so many keys share a scale, and scales are [B,
-    H_kv, S_k / scale_block, rounded up] (in ``layout``'s order). Left out, they are 1. q may be of
-    the same 8 bits, too: then ``q_scales`` stand beside the other two and repeat to [B, H_kv], one
-    for each KV head's queries, or with ``q_scale_block`` queries to a scale are [B, H, S_q /
-    q_scale_block]; the result is bfloat16, if ``out`` or ``out_dtype`` say nothing else, and
-    probabilities may be rounded to 8 bits.
+    8 bits: k and v may be float8_e4m3fn (float8_e4m3fnuz on gfx942) beside q in float16 or
+    bfloat16. A stored number stands for its product with ``k_scales`` or ``v_scales`` (1 where left
+    out), float32, which broadcast to [B, H_kv]; with ``scale_block`` that many keys share a scale,
+    and scales are [B, H_kv, ⌈S_k / scale_block⌉] (in ``layout``'s order). q may have the same
+    dtype: ``q_scales``, given beside the other two, broadcast to [B, H_kv], one for each group of
+    query heads, or with ``q_scale_block`` are [B, H, ⌈S_q / q_scale_block⌉]. The result is then
+    bfloat16, unless ``out`` or ``out_dtype`` says otherwise, and probabilities may be rounded to 8
+    bits.
 
     ``scale`` defaults to 1/√D. ``precision``: how float32 is multiplied, None or "ieee", "tf32" or
-    "tf32x3", as in ``Attention``. ``out``: an array for the result, else a new one of q's kind, of
-    ``out_dtype`` (q's, or float32; of q of 8 bits float16, bfloat16 or float32). ``return_lse``:
-    also return ln Σexp(scores) over the visible keys, [B, H, S_q], float32 (float64 where q is).
-    ``batch_invariant``: a row's bits do not depend on what else is in the batch. ``latent``: v is a
-    view of k, its first columns, which a kernel may then read once; ``row_scale_block``: rows of
-    such a k, float8_e4m3fn, are D_v numbers, a float32 scale for each so many of them, and bfloat16
-    (FlashMLA's 656 bytes: 128 of 512, and 64); a number stands for its product with the scale,
-    rounded to bfloat16, and v is k[..., :D_v]. ``backend`` must be that of the
-    arrays' device; ``implementation`` selects an implementation; ``stream`` is an int, an object
-    with ``__cuda_stream__``, or None for the array library's current one; results of a call on
-    another stream must be kept until that stream has passed.
+    "tf32x3", as in ``Attention``. ``out``: an array for the result, else a new one of q's library,
+    of ``out_dtype`` (q's, or float32; with q of 8 bits float16, bfloat16 or float32).
+    ``return_lse``: also return the log-sum-exp of the visible keys' scores, [B, H, S_q], float32
+    (float64 where q is). ``batch_invariant``: a row's bits do not depend on what else is in the
+    batch. ``latent``: v is a view of k's first columns (multi-head latent attention), which a
+    kernel may read once. ``row_scale_block``: rows of such a k, float8_e4m3fn, are D_v numbers, a
+    float32 scale for each ``row_scale_block`` of them, and bfloat16 (FlashMLA's 656 bytes: 512
+    numbers, 4 scales, 64 in bfloat16); a number stands for its product with the scale, rounded to
+    bfloat16, and v is k[..., :D_v].
+
+    ``backend`` must be that of the arrays' device; ``implementation`` selects an implementation by
+    name; ``stream`` is an int, an object with ``__cuda_stream__``, or None for the array library's
+    current one. Results of a call on another stream must be kept until its work is done.
 
     Returns the result [B, H, S_q, D_v] (``out`` where it was given), or (result, lse). Raises
     InvalidValue for what does not fit together, Unsupported with each implementation's reason.
@@ -232,9 +236,9 @@ def attention_varlen(
 
     Sequence b has rows cu_seqlens_q[b] … cu_seqlens_q[b+1] − 1 of q and likewise of k and v; the
     offsets are int32 [B + 1] on the arrays' device. ``max_seqlen_*``: at least the longest
-    sequence. ``bias`` and ``mask`` repeat to [B, H, max_seqlen_q, max_seqlen_k], of which each
-    sequence has the first rows and columns. With ``scale_block`` scales are [T_k / scale_block,
-    H_kv], with ``q_scale_block`` those of q [T / q_scale_block, H]. The rest is as in
+    sequence. ``bias`` and ``mask`` broadcast to [B, H, max_seqlen_q, max_seqlen_k], of which
+    each sequence has the first rows and columns. With ``scale_block`` scales are [T_k /
+    scale_block, H_kv], with ``q_scale_block`` those of q [T / q_scale_block, H]. The rest is as in
     ``attention``.
 
     Returns the result [T, H, D_v], or (result, lse [H, T]). Rows that belong to no sequence are not

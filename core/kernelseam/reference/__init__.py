@@ -25,14 +25,13 @@ __all__ = [
     "NumpyPagedCache",
 ]
 
-_HOMES = {
-    "NumpyAttention": ".attention",
-    "NumpyAttentionBwd": ".attention_bwd",
-    "NumpyGemm": ".gemm",
-    "NumpyGroupedGemm": ".grouped_gemm",
-    "NumpyGroupedGemmPointers": ".grouped_gemm",
-    "NumpyMerge": ".merge",
-    "NumpyPagedCache": ".cache",
-    "PROJECTIONS": ".projection",
+_NAMES = {
+    ".attention": "NumpyAttention",
+    ".attention_bwd": "NumpyAttentionBwd",
+    ".cache": "NumpyPagedCache",
+    ".gemm": "NumpyGemm",
+    ".grouped_gemm": "NumpyGroupedGemm NumpyGroupedGemmPointers",
+    ".merge": "NumpyMerge",
+    ".projection": "PROJECTIONS",
 }
-__getattr__, __dir__ = imported_at_use(globals(), _HOMES)
+__getattr__, __dir__ = imported_at_use(globals(), _NAMES)

@@ -24,76 +24,75 @@ from kernelseam.forking import cached_property
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Attention(AttentionFields):
-    """out[b,h] = softmax(x[b,h])·v[b,g] with g = h // (num_heads / kv_heads) and, for query i and
-    key j,
+    """out[b,h] = softmax(x[b,h])·v[b,g], where query head h has KV head g = h // (num_heads /
+    kv_heads). The score of query i and a visible key j is
 
     x = softcap·tanh(scale·q_i·k_j / softcap) − slope_h·|d| + bias[b,h,i,j]
 
-    where key j is visible, else −inf; d = j − i − (S_k − S_q) is the distance from the diagonal
-    that ends at the bottom right: the last query meets the last key at 0. Without a softcap the
-    first term is scale·q_i·k_j; the others are there where they are given. ``sinks`` [H], float32,
-    adds e^sink_h to each row's sum of e^x, as a key of value 0 would.
+    and −inf where the key is not visible. d = j − i − (S_k − S_q) is the distance from the
+    bottom-right diagonal, on which the last query meets the last key. Terms whose option is not
+    given are left out; without ``softcap`` the first is scale·q_i·k_j. ``sinks`` [H], float32: each
+    row's sum of e^x also has e^sink_h, as of a key of value 0.
 
-    Key j is visible to query i iff mask[b,h,i,j] allows it and (j < prefix_lengths[b], or d is in
-    the band): ``causal`` takes d ≤ 0, ``window = (left, right)`` takes −left ≤ d ≤ right, None
-    meaning no bound; both together, both. A query that sees no key gives zeros, and an lse of −inf
-    (of its sink, where there is one).
+    Masks. Query i sees key j iff mask[b,h,i,j] is True and (j < prefix_lengths[b], or d is in the
+    band). ``causal``: d ≤ 0; ``window = (left, right)``: −left ≤ d ≤ right, None for no bound; with
+    both, both. A query that sees no key has zeros as its result, and an lse of −inf (its sink,
+    where there is one).
 
-    q is [batch, num_heads, S_q, head_dim], k [batch, kv_heads, S_k, head_dim], v [batch, kv_heads,
-    S_k, value_dim], out [batch, num_heads, S_q, value_dim]; ``lse`` [batch, num_heads, S_q],
-    float32 (float64 where q is), takes ln Σ_j e^x. ``bias`` (of q's dtype or float32) and ``mask``
-    (bool, True where a key may be seen) are [batch, num_heads, S_q, S_k] with strides of any kind,
-    0 to repeat; ``alibi_slopes`` float32 [batch, num_heads], ``prefix_lengths`` int32 [batch].
-
-    ``expression`` (``kernelseam.expressions.scores.score_expression``): a score_mod and a mask_mod
-    of the user, over the arrays that they capture. x is score_mod(x, b, h, i, j) then, and key j is
-    visible to query i iff mask_mod(b, h, i, j) allows it, too; i and j count from 0 in each entry.
+    Operands. q [batch, num_heads, S_q, head_dim], k [batch, kv_heads, S_k, head_dim], v [batch,
+    kv_heads, S_k, value_dim], out [batch, num_heads, S_q, value_dim]; ``lse`` [batch, num_heads,
+    S_q], float32 (float64 where q is): ln Σ_j e^x. ``bias`` (q's dtype or float32) and ``mask``
+    (bool) are [batch, num_heads, S_q, S_k] with any strides, 0 to broadcast; ``alibi_slopes`` is
+    float32 [batch, num_heads], ``prefix_lengths`` int32 [batch]. ``expression``
+    (``kernelseam.expressions.scores.score_expression``) is a traced score_mod and mask_mod:
+    score_mod(x, b, h, i, j) replaces x, and mask_mod(b, h, i, j) is a further mask; i and j count
+    from 0 in each sequence.
 
     Sequences of different lengths:
-    * ``kv_lengths`` int32 [batch]: entry b has so many keys, at most S_k, which then stand for S_k
-    in d.
-    * ``cu_seqlens_q`` int32 [batch + 1]: q and out (and lse) hold the rows of all entries one after
-    the other, entry
-      b's from cu_seqlens_q[b] to cu_seqlens_q[b+1], ``total_q`` rows in all; S_q is the longest.
+
+    * ``kv_lengths`` int32 [batch]: sequence b has kv_lengths[b] keys, at most S_k; d counts with
+      these.
+    * ``cu_seqlens_q`` int32 [batch + 1]: q, out and lse are packed, rows cu_seqlens_q[b] to
+      cu_seqlens_q[b+1] − 1 of sequence b, ``total_q`` rows in all; S_q is the longest sequence's.
       ``cu_seqlens_k`` likewise.
     * ``block_table`` int32 [batch, table_width] with ``kv_lengths``: k and v are [pages, page_size,
-    kv_heads, dim] (the
-      page's stride is the batch's), and key j of entry b is row j % page_size of page
-      block_table[b, j // page_size].
+      kv_heads, dim] (the page's stride is the batch's), and key j of sequence b is row j %
+      page_size of page block_table[b, j // page_size].
 
-    Keys and values of 8 bits (float8_e4m3fn, or float8_e4m3fnuz on gfx942), with q and out in 16:
-    ``dtype_kv``, by default the arrays'. A number x of k stands for k_scale·x, one of v for
-    v_scale·x: ``k_scales`` and ``v_scales``, float32, both or none (1), each [batch, kv_heads].
-    With ``scale_block`` so many keys share a scale in place of all: [batch, kv_heads, blocks],
-    where block n begins with key n·scale_block; of pages [pages, kv_heads, blocks of a page's
-    rows]; of packed rows [kv_heads, blocks of all total_k rows].
+    Keys and values of 8 bits (float8_e4m3fn; float8_e4m3fnuz on gfx942), with q and out of 16:
+    ``dtype_kv``, by default the arrays'. A stored number x of k stands for k_scale·x, one of v for
+    v_scale·x. ``k_scales`` and ``v_scales``, both or neither (1), are float32 [batch, kv_heads];
+    with ``scale_block`` that many keys share a scale: [batch, kv_heads, blocks], block n from key
+    n·scale_block on; of pages [pages, kv_heads, blocks of a page]; of packed rows [kv_heads, blocks
+    of total_k].
 
-    Queries of 8 bits, of the same type as k and v, which are then of 8 bits, too: ``dtype_q``, by
-    default the array's. ``dtype`` then is what out and bias are of and what implementations may
-    compute in: float16 or bfloat16, by default out's, else bfloat16. A number x of q stands for
-    q_scale·x: ``q_scales`` [batch, kv_heads], one for each KV head's group of query heads; with
-    ``q_scale_block`` so many queries of a head share one: [batch, num_heads, blocks], of packed
-    rows [num_heads, blocks of all total_q rows]. Scales are there of all three or of none.
-    Probabilities may be rounded to 8 bits before they are multiplied by v.
+    Queries of 8 bits, beside k and v of the same dtype: ``dtype_q``, by default the array's.
+    ``dtype`` is then that of out and bias, and what implementations may compute in: float16 or
+    bfloat16, by default out's, else bfloat16. ``q_scales`` is [batch, kv_heads], a scale for each
+    group of query heads; with ``q_scale_block`` that many queries of a head share one: [batch,
+    num_heads, blocks], of packed rows [num_heads, blocks of total_q]. Scales are given for q, k and
+    v, or for none. Probabilities may be rounded to 8 bits before they are multiplied by v.
 
-    Operands are arrays, addresses (ints), or None until ``bind``; ``return_lse`` says that an lse
-    will be bound (an lse that is given says so too). An optional one (bias … block_table) that
-    ``bind`` will give is announced by address 0. Strides count elements and are those of the axes
-    (batch, head, row) whatever their order in memory; columns are contiguous, and so are the rows
-    of lse. One left out packs row-major around the others (packed and paged rows: heads within
-    rows); an array then must have the operand's axes in that order, which may be merged, and axes
-    of extent 1 do not count. 0 repeats an input.
+    Operands are arrays, addresses (ints), or None until ``bind``. An optional operand (bias …
+    block_table) that is left to ``bind`` is announced by address 0, an lse also by ``return_lse``.
+    Strides count elements, for the axes (batch, head, row) whatever their order in memory; columns
+    are contiguous, and so are the rows of lse. A stride left out packs the axis row-major around
+    the others (packed and paged rows: heads within rows); an array must then have the operand's
+    axes in that order, merged or not, and axes of extent 1 do not count. Stride 0 broadcasts an
+    input.
 
     ``kv_heads`` defaults to num_heads, ``value_dim`` to head_dim, ``scale`` to 1/√head_dim,
     ``dtype`` (of q, k and v) to the arrays', ``dtype_out`` to dtype (float32 keeps partial results
     for ``merge_states``), ``dtype_bias`` to the array's, else to dtype. ``batch_invariant``: a
-    row's bits do not depend on what else is in the batch. ``precision`` says how float32 is
-    multiplied, as in ``BatchedGemmStrided``. ``latent``: v is the first columns of k, a view at its
-    address with its strides, as in multi-head latent attention; so a kernel may read the two once.
+    row's bits do not depend on what else is in the batch. ``precision``: how float32 is multiplied,
+    as in ``BatchedGemmStrided``. ``latent``: v is a view of k's first columns, at its address with
+    its strides, as in multi-head latent attention; a kernel may then read the two once.
     ``row_scale_block``: rows of a latent k of float8_e4m3fn hold their scales: value_dim numbers, a
-    float32 scale for each ``row_scale_block`` of them, head_dim − value_dim numbers in bfloat16 as
-    q. Strides count bytes. A number x stands for scale·x in float32, rounded to bfloat16.
-    Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
+    float32 scale for each ``row_scale_block`` of them, and head_dim − value_dim numbers in
+    bfloat16, as q. Strides count bytes, and a number x stands for scale·x in float32, rounded to
+    bfloat16.
+
+    Raises InvalidValue (field, value, rule, remedy) where no such problem exists.
     """
 
     def __post_init__(self) -> None:

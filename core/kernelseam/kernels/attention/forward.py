@@ -1,5 +1,4 @@
-"""Kernel definition of forward.h: which tile, which constants, which arguments, and how the keys
-are split."""
+"""Host side of forward.h, FlashAttention-2's forward: tiles, constants, arguments, and split-KV."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least, most, recorded
 
 SECTION_BYTES = 32 << 20
-"""Of keys and values at most that blocks of a section read: less than the L2 of archs that have
-sections."""
+"""Most keys and values that a section's blocks read: less than the L2 of archs with sections."""
 
 _PARTS = Structure(
     (
@@ -53,7 +51,8 @@ _PARTS = Structure(
 
 
 class AttentionDefinition(KernelDefinition):
-    """One head's queries, ``bm`` at a time, a block; all heads of a batch in one grid."""
+    """A block computes a tile of ``bm`` queries of one head (of one KV head's group, where
+    ``grouped``); one grid covers all heads of a batch."""
 
     operation = "attention"
     entry = "attention_forward"
@@ -84,11 +83,11 @@ class AttentionDefinition(KernelDefinition):
         return _tiles(spec, row)
 
     def tile(self, problem: AttentionProblem, row: ArchRow, device: Device) -> AttentionTile:
-        """That of the least predicted time, of those whose blocks can be counted.
+        """The tile with the lowest predicted time, of those whose grid is below 2³¹ blocks.
 
-        Heads of a group share a block where that makes fewer of them. Keys are split where blocks
-        are fewer than what the device runs at once. A batch-invariant spec has one tile, whatever
-        the extents.
+        Query heads that share a KV head are packed into one tile where that takes fewer blocks. The
+        keys are split over blocks (split-KV) where the grid would fill at most half of a wave. A
+        batch-invariant spec has one tile, whatever the extents.
         """
         tiles = self.tiles(problem.spec, row)
         if problem.spec.batch_invariant:
@@ -102,8 +101,9 @@ class AttentionDefinition(KernelDefinition):
     def variants(
         self, problem: AttentionProblem, row: ArchRow, device: Device
     ) -> dict[str, AttentionTile]:
-        """Every tile that takes a problem, its keys in as many parts as ``tile`` would have them,
-        half as many and one; that of ``tile`` first. A batch-invariant spec has one."""
+        """Every tile that takes the problem, with as many splits of the keys as ``tile`` would
+        choose, half as many, and one; the choice of ``tile`` first. A batch-invariant spec has
+        one."""
         first = self.tile(problem, row, device)
         by_name = {first.name: first}
         for tile in () if problem.spec.batch_invariant else self.tiles(problem.spec, row):
@@ -145,7 +145,7 @@ class AttentionDefinition(KernelDefinition):
         return max(min(at_once // blocks, keys // FEWEST_KEYS, MOST_PARTS), 1)
 
     def launches(self, problem: AttentionProblem, tile: AttentionTile, device: Device) -> Launches:
-        """The forward alone, or by parts of the keys and the merge of these."""
+        """The forward, and after split keys the merge of their partial results."""
         if tile.splits == 1:
             return Launches((Launch(self, problem, tile),))
         return in_parts(self, problem, tile, tile.splits)
@@ -222,9 +222,9 @@ def _tiles(spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
 
 
 def _together(problem: AttentionProblem, tile: AttentionTile, q_tiles: int, device: Device) -> int:
-    """Matrices in a section, whose blocks start in the order of their length: as many as fill the
-    device twice, unless their keys and values are more than a cache keeps. Somewhat fewer, where
-    the last section would be less than half of the others."""
+    """Heads in a section, whose blocks start with the longest: enough for two waves, unless their
+    keys and values exceed what L2 keeps. Somewhat fewer, where the last section would be less than
+    half of the others."""
     spec = problem.spec
     row = (pad(spec.head_dim) + pad(spec.value_dim)) * spec.kv.itemsize
     heads = 1 if tile.grouped else problem.head_group  # that share keys
@@ -237,7 +237,8 @@ def _together(problem: AttentionProblem, tile: AttentionTile, q_tiles: int, devi
 @recorded
 @lru_cache(512)
 def _even(matrices: int, fitting: int) -> int:
-    """As many as fit, or somewhat fewer, of which the last are half or more."""
+    """The section size: ``fitting``, or somewhat less, so that the last section is at least half
+    full."""
     even = (n for n in range(fitting, fitting // 2, -1) if 2 * (matrices % n or n) >= n)
     return next(even, fitting)
 
