@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import kernelseam
+import ml_dtypes
 import numpy as np
 import pytest
 from kernelseam.contract import Device
+from kernelseam.descriptors.cache import contents
 from kernelseam.dtypes import DType
 from kernelseam.kernels import COMPOSITIONS
 from kernelseam.kernels.cache.cache import CACHE, PagedCacheDefinition
@@ -30,7 +32,7 @@ from kernelseam.parity.matrix import matrix
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam.samples.case import Case
-from kernelseam_hostcpp import HostToolchain
+from kernelseam_hostcpp import HostArray, HostToolchain
 from kernelseam_hostcpp.executable import prepared
 from kernelseam_hostcpp.runtime import DEVICES
 
@@ -155,6 +157,20 @@ def test_heads_of_a_token_one_after_another(
     outcome = run_case(case, Target(DEVICES[0], "shared", case.operation, builtin=True))
     outcome.require()
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
+
+
+def test_a_scale_of_0_divides_as_the_least_does(
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where scales are not read ahead: rows of 0 stay 0, others saturate."""
+    k = np.arange(-8, 8, dtype="f4").reshape(1, 2, 1, 8)
+    pages, scales = np.zeros((1, 2, 1, 8), ml_dtypes.float8_e4m3fn), np.zeros(1, "f4")
+    slots, k_pages = np.arange(2, dtype="i4")[None], HostArray(pages)
+    monkeypatch.setattr(contents, "read_numbers", lambda *operands: {})
+    kernelseam.append_paged(
+        HostArray(k), None, k_pages, None, slot_mapping=HostArray(slots), k_scales=HostArray(scales)
+    )
+    np.testing.assert_array_equal(k_pages.host[0].astype("f4"), np.sign(k[0]) * 448)
 
 
 SCRIPT = """

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import DType, PagedCache
 from kernelseam.contract import Device, DeviceLimits
+from kernelseam.descriptors.cache import contents
 from kernelseam.errors import InvalidValue
 from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.parity.running.run import Target, run_case
@@ -110,8 +111,32 @@ def test_scales_of_tokens_are_those_that_attention_takes() -> None:
     found = kernelseam.attention_paged(q, *eight, TABLE, lengths, scale_block=1, **of)
     wanted = kernelseam.attention_paged(q, *whole, TABLE, lengths)
     np.testing.assert_allclose(found, wanted, atol=0.7)
-    back = kernelseam.gather_paged(*eight, **places, **of, out_dtype="float32", max_seqlen_k=3)
-    np.testing.assert_allclose(back[1][1], v[1], atol=np.abs(v).max() / 16)
+    back = kernelseam.gather_paged(*eight, **places, **of, out_dtype="float32", max_seqlen_k=5)
+    np.testing.assert_allclose(back[1][1, :3], v[1], atol=np.abs(v).max() / 16)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 2.0**-121, np.nan, np.inf])
+def test_given_scales_that_rows_cannot_be_divided_by(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused where they are read; where not, what is less than the least counts as it."""
+    k, eight = normal(B, S, G, D), (pages(E4M3), pages(E4M3))
+    k[0, 0, 0] = 0
+    scales, ones = np.array([scale, 2.0], np.float32), np.ones(G, np.float32)
+    of: dict[str, Any] = {"block_table": TABLE, "kv_lengths": LENGTHS, "v_scales": scales}
+    for name, first in (("k_scales", scales), ("v_scales", ones)):
+        rule = re.escape(
+            f"{name}[0] = {scale}: must be finite and at least 2⁻¹²⁰: rows are divided"
+        )
+        with pytest.raises(InvalidValue, match=rule):
+            kernelseam.append_paged(k, k, *eight, **of, k_scales=first)
+    assert not eight[0].astype("f4").any()
+    monkeypatch.setattr(contents, "read_numbers", lambda *operands: {})
+    kernelseam.append_paged(k, k, *eight, **of, k_scales=scales)
+    used = np.fmax(scales, np.float32(2.0**-120))[:, None]
+    for x in eight:
+        np.testing.assert_array_equal(x[3, 2:], np.clip(k[0, :2] / used, -448, 448).astype(E4M3))
+        assert not x[3, 2, 0].astype("f4").any()
 
 
 def test_keys_beside_values_as_vllm_has_them() -> None:
@@ -262,6 +287,30 @@ def test_results_of_a_gather_that_are_refused() -> None:
         kernelseam.gather_paged(pages(), pages(), **packed, out=(k, v), out_dtype="float16")
     with pytest.raises(InvalidValue, match=r"cu_seqlens_k\[2\] = 8: must not exceed the 7 rows"):
         kernelseam.gather_paged(pages(), pages(), **packed, total_k=7)
+    short = {"block_table": TABLE, "kv_lengths": LENGTHS}
+    with pytest.raises(
+        InvalidValue,
+        match=r"kv_lengths\[0\] = 5: must be at most S = 4, .* raise S \(max_seqlen_k\)",
+    ):
+        kernelseam.gather_paged(pages(), pages(), **short, max_seqlen_k=4)
+    nothing = kernelseam.gather_paged(pages(), None, block_table=TABLE, max_seqlen_k=0)
+    assert nothing[0].shape == (B, 0, G, D)
+    few = {**packed, "cu_seqlens_k": np.array([0, 5, 7], np.int32), "total_k": 8}
+    with pytest.raises(
+        InvalidValue, match=r"kv_lengths\[1\] = 3: exceeds the rows that cu_seqlens_k gives"
+    ):
+        kernelseam.gather_paged(pages(), pages(), **few, kv_lengths=LENGTHS)
+    for idle, message in (
+        ({**packed, "total_k": 8, "max_seqlen_k": 5}, "max_seqlen_k = 5: is for entries of a b"),
+        ({**short, "total_k": 8}, "total_k = 8: is for rows that cu_seqlens_k packs. Leave it"),
+        ({"slot_mapping": TABLE, "max_seqlen_k": 2}, "max_seqlen_k = 2: is for entries of a bl"),
+        (
+            {**packed, "out": (k, v), "total_k": 9},
+            r"total_k = 9: the array of out\[0\] is of shape",
+        ),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            kernelseam.gather_paged(pages(), pages(), **idle)
     with pytest.raises(InvalidValue, match=r"sources = an array of shape \[1\]: must be as long"):
         kernelseam.copy_pages(pages(), None, TABLE[0, :1].copy(), TABLE[0].copy())
     with pytest.raises(InvalidValue, match=r"destinations\[0, 0\] = 7: must be a page"):

@@ -71,9 +71,9 @@ def append_paged(
     in ``fused_qkv_projection``. Pages of 8 bits hold k / scale and v / scale, rounded to nearest
     and saturated. ``k_scales`` and ``v_scales`` float32: [H_kv] or one number, given; or [pages,
     page_size, H_kv] (in ``kv_layout``'s order), which are written: a token's and head's largest
-    magnitude over e4m3's (448; fnuz 240). Without scales they are 1. ``attention_paged`` takes the
-    pages with these (``scale_block=1`` for those of tokens). All is computed in float32, float64 of
-    float64, and rounded once.
+    magnitude over e4m3's (448; fnuz 240). One below 2⁻¹²⁰ counts as that. Without scales they
+    are 1. ``attention_paged`` takes the pages with these (``scale_block=1`` for those of tokens).
+    All is computed in float32, float64 of float64, and rounded once.
 
     ``backend``, ``implementation`` and ``stream`` as in ``attention``. Returns q (``out`` where it
     was given), None without q. Raises InvalidValue for what does not fit together, Unsupported with
@@ -151,11 +151,11 @@ def gather_paged(
 
     Pages, ``block_table`` [B, width], ``slot_mapping``, scales and the layouts as there. The rows
     of entry b are those of positions 0 to ``kv_lengths``[b] − 1 (without it, of all S); the
-    results [B, S, H_kv, D] and [B, S, H_kv, D_v], S being ``max_seqlen_k``, by default what the
-    table has room for. With ``cu_seqlens_k`` int32 [B + 1] they are packed, [``total_k``, H_kv, D],
-    and entry b has cu_seqlens_k[b + 1] − cu_seqlens_k[b] rows. Rows beyond an entry's are not
-    written. Pages of 8 bits are multiplied by their scales, and rounded to ``out_dtype``, which is
-    theirs by default: then they are copied, and take no scales.
+    results [B, S, H_kv, D] and [B, S, H_kv, D_v], S being ``max_seqlen_k``, at least the longest of
+    kv_lengths, by default what the table has room for. With ``cu_seqlens_k`` int32 [B + 1] they are
+    packed, [``total_k``, H_kv, D], and entry b has cu_seqlens_k[b + 1] − cu_seqlens_k[b] rows. Rows
+    beyond an entry's are not written. Pages of 8 bits are multiplied by their scales, and rounded
+    to ``out_dtype``, which is theirs by default: then they are copied, and take no scales.
 
     ``out``: arrays (k, v) for the results; else new ones. Returns (k, v); v is None where v_pages
     is. Raises as ``append_paged``.
@@ -194,6 +194,7 @@ def gather_work(operation: Operation, *values: Any) -> None:
     asked, infos = read_values(GatherOptions, values), operation.infos
     _check_ranks(infos, asked.layout, asked.kv_layout, "k_pages")
     dtype = None if asked.out_dtype is None else DType.of(asked.out_dtype, "out_dtype", fp8=True)
+    rows = _rows_option(infos, asked)
     for name in ("k", "v"):
         pages = infos.get(f"{name}_pages")
         if pages is None:
@@ -201,14 +202,30 @@ def gather_work(operation: Operation, *values: Any) -> None:
         if name not in infos:
             shape = _gathered(infos, pages, asked)
             operation.new_result(name, shape, dtype or pages.dtype, f"{name}_pages", "out_dtype")
-        elif dtype not in (None, infos[name].dtype):
-            raise InvalidValue(
-                "out_dtype",
-                dtype,
-                f"the array of {name} is of {infos[name].dtype}",
-                "Give one of the two",
-            )
+            continue
+        remedy = "Give one of the two"
+        if dtype not in (None, infos[name].dtype):
+            rule = f"the array of {name} is of {infos[name].dtype}"
+            raise InvalidValue("out_dtype", dtype, rule, remedy)
+        shape = list(infos[name].shape)
+        if rows and shape != _gathered(infos, pages, asked):
+            rule = f"the array of {name} is of shape {shape}"
+            raise InvalidValue(rows, getattr(asked, rows), rule, remedy)
     _launch(operation, asked.layout, asked.kv_layout, {"direction": "gather"})
+
+
+def _rows_option(infos: Mapping[str, ArrayInfo], asked: GatherOptions) -> str | None:
+    """The option that is given for the results' rows."""
+    used = "max_seqlen_k" if "block_table" in infos else None
+    used = "total_k" if "cu_seqlens" in infos else used
+    for option, what in (
+        ("total_k", "rows that cu_seqlens packs"),
+        ("max_seqlen_k", "entries of a block table whose rows are not packed"),
+    ):
+        value = getattr(asked, option)
+        if value is not None and option != used:
+            raise InvalidValue(option, value, f"is for {what}", "Leave it out")
+    return used if used and getattr(asked, used) is not None else None
 
 
 def _gathered(infos: Mapping[str, ArrayInfo], pages: ArrayInfo, asked: GatherOptions) -> list[int]:
@@ -227,7 +244,10 @@ def _gathered(infos: Mapping[str, ArrayInfo], pages: ArrayInfo, asked: GatherOpt
     elif "block_table" in infos:
         check_rank("block_table", infos["block_table"], ("B", "width"))
         batch, width = infos["block_table"].shape
-        extents |= {"B": batch, "S": asked.max_seqlen_k or width * size}
+        extents |= {
+            "B": batch,
+            "S": width * size if asked.max_seqlen_k is None else asked.max_seqlen_k,
+        }
     else:
         return [0, heads, dim]  # the descriptor refuses it
     return [extents[label] for label in LAYOUTS[asked.layout].split() if label in extents]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.contract import Device, PlanParts
+from kernelseam.descriptors.cache.contents import LEAST_SCALE
 from kernelseam.descriptors.cache.places import Places, places_of
 from kernelseam.descriptors.cache.problem import PagedCacheProblem
 from kernelseam.dtypes import LARGEST
@@ -18,7 +19,6 @@ from kernelseam.reference.rotary import rotate
 Array = npt.NDArray[Any]
 _TOKENS = 256
 """Of one block."""
-_LEAST_SCALE = 2.0**-120
 
 
 class NumpyPagedCache(NumpyImplementation[PagedCacheProblem]):
@@ -55,6 +55,7 @@ def _move(p: PagedCacheProblem, x: Mapping[str, Array], at: Places, b: Array, s:
     """Rows [tokens, heads, columns] of some tokens, each with a place."""
     page, row, position = at.page[b, s], at.row[b, s], at.position[b, s]
     lead = x["sources"][b] if p.spec.direction == "copy" else b
+    least = np.float32(LEAST_SCALE)
     for name in ("q", "k", "v"):
         if name not in x:
             continue
@@ -80,10 +81,9 @@ def _move(p: PagedCacheProblem, x: Mapping[str, Array], at: Places, b: Array, s:
             continue
         if p.spec.scaled == "tokens" and scales is not None:
             most = np.fmax.reduce(np.abs(y), axis=2, initial=0)
-            least = np.float32(_LEAST_SCALE)
             scales[page, :, row] = np.fmax(most / y.dtype.type(LARGEST[p.spec.dtype_pages]), least)
         if scales is not None:
-            y /= _of_rows(p, scales, page, row)[..., None]
+            y /= np.fmax(_of_rows(p, scales, page, row), least)[..., None]
         if p.spec.dtype_pages.is_fp8:
             bound = y.dtype.type(LARGEST[p.spec.dtype_pages])
             np.clip(y, -bound, bound, out=y)

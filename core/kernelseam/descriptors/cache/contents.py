@@ -1,4 +1,5 @@
-"""Checks of a paged cache's integer operands: places and positions must stay within memory."""
+"""Checks of what a paged cache's operands hold: places and positions must stay within memory, and
+rows are divided by scales."""
 
 from __future__ import annotations
 
@@ -12,11 +13,15 @@ from kernelseam.descriptors.common.contents import (
     check_rising,
     first_of,
     read_integers,
+    read_numbers,
     refuse,
     refuse_any,
 )
 from kernelseam.descriptors.common.protocol import Resolved
 
+LEAST_SCALE = 2.0**-120
+"""Of what rows are divided by: what is less counts as it."""
+_SCALES = ("k_scales", "v_scales")
 _READ = (
     "slot_mapping",
     "block_table",
@@ -34,20 +39,18 @@ def check(problem: PagedCacheProblem, resolved: Resolved, runtime: Runtime, devi
     read = read_integers(p.operands, _READ, resolved, runtime, device)
     if any(r.name in _READ and r.span and r.name not in read for r in p.operands):
         return
-    if not p.tokens:
-        return
     if "cu_seqlens" in read:
         _offsets(read["cu_seqlens"], p.S)
     if "kv_lengths" in read:
-        room = p.table_width * p.page_size
-        x = read["kv_lengths"]
-        refuse_any(
-            "kv_lengths",
-            x,
-            (x < 0) | (x > room),
-            f"must be from 0 to {room}, which the table has room for",
-            "Correct it, or give a wider table",
-        )
+        _lengths(p, read)
+    if not p.tokens:
+        return
+    if p.spec.scaled == "heads" and p.spec.direction == "append":
+        for name, scales in read_numbers(p.operands, _SCALES, resolved, runtime, device).items():
+            x = scales.reshape(-1)
+            rule = "must be finite and at least 2⁻¹²⁰: rows are divided by it"
+            bad = ~((x >= LEAST_SCALE) & (x < np.inf))
+            refuse_any(name, x, bad, rule, "Give 1 where a head's rows are 0, or correct it")
     places = places_of(p, read)
     _named(p, read, places)
     if p.spec.rotary:
@@ -107,6 +110,22 @@ def _named(p: PagedCacheProblem, read: dict[str, Ints], places: Places) -> None:
             "must differ from those before it, and be no source: pages are copied in any order",
             "Copy in two calls, one after the other",
         )
+
+
+def _lengths(p: PagedCacheProblem, read: dict[str, Ints]) -> None:
+    """Within the table's room; of a gather, within the entry's rows of the results."""
+    x, room = read["kv_lengths"], p.table_width * p.page_size
+    rule, remedy = f"must be from 0 to {room}, which the table has room for", "give a wider table"
+    refuse_any("kv_lengths", x, (x < 0) | (x > room), rule, f"Correct it, or {remedy}")
+    if p.spec.direction != "gather":
+        return
+    if p.spec.packed:
+        rows = np.diff(read["cu_seqlens"])
+        rule, remedy = "exceeds the rows that cu_seqlens gives the entry", "give it more"
+    else:
+        rows = np.asarray(p.S)
+        rule, remedy = f"must be at most S = {p.S}, an entry's rows", "raise S (max_seqlen_k)"
+    refuse_any("kv_lengths", x, x > rows, rule, f"Correct it, or {remedy}")
 
 
 def _offsets(x: Ints, rows: int) -> None:

@@ -1,10 +1,10 @@
-"""Integers in memory that point into memory: lengths, offsets, tables and indices, copied to the
-host and refused by the entry."""
+"""Numbers in memory that an operation relies on: lengths, offsets, tables and indices, which point
+into memory, and scales; copied to the host and refused by the entry."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -15,25 +15,31 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
 Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
 
 
-def read_integers(
+def read_numbers(
     rules: Iterable[OperandRule],
     names: Sequence[str],
     resolved: Resolved,
     runtime: Runtime,
     device: Device,
-) -> dict[str, Ints]:
+) -> dict[str, Numbers]:
     """The operands of these names that have elements and are bound."""
-    read: dict[str, Ints] = {}
+    read: dict[str, Numbers] = {}
     for r in rules:
         if r.name in names and r.span and (address := resolved.pointers.get(r.name)):
             info = ArrayInfo(address, r.shape, r.strides, r.dtype or DType.int32, device, "", None)
-            read[r.name] = host_copy(info, runtime).astype(np.int64)
+            read[r.name] = host_copy(info, runtime)
     return read
 
 
-def refuse(name: str, index: Sequence[int], value: int, rule: str, remedy: str) -> NoReturn:
+def read_integers(*operands: Any) -> dict[str, Ints]:
+    """``read_numbers``, as int64."""
+    return {name: x.astype(np.int64) for name, x in read_numbers(*operands).items()}
+
+
+def refuse(name: str, index: Sequence[int], value: float, rule: str, remedy: str) -> NoReturn:
     """Raise InvalidValue for an entry."""
     raise InvalidValue(f"{name}[{', '.join(map(str, index))}]", value, rule, remedy)
 
@@ -43,11 +49,11 @@ def first_of(bad: npt.NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
 
 
-def refuse_any(name: str, x: Ints, bad: npt.NDArray[np.bool_], rule: str, remedy: str) -> None:
+def refuse_any(name: str, x: Numbers, bad: npt.NDArray[np.bool_], rule: str, remedy: str) -> None:
     """Raise InvalidValue for the first bad entry, if there is one."""
     if bad.any():
         index = first_of(bad)
-        refuse(name, index, int(x[index]), rule, remedy)
+        refuse(name, index, x[index].item(), rule, remedy)
 
 
 def check_rising(name: str, x: Ints) -> None:

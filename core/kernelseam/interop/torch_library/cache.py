@@ -99,7 +99,8 @@ def _gather_fake(k_pages: Tensor, v_pages: Tensor | None, *rest: Tensor, **optio
             extents = {"S": options.get("total_k") or 0}
         else:
             batch, width = of_rank("block_table", given["block_table"], 2).shape
-            extents = {"B": batch, "S": options.get("max_seqlen_k") or width * known["N"]}
+            rows = options.get("max_seqlen_k")
+            extents = {"B": batch, "S": width * known["N"] if rows is None else rows}
         extents |= {"H": known["H"], "D": known["D"]}
         shape = [extents[label] for label in labels if label in extents]
         return pages.new_empty(shape, dtype=options.get("out_dtype") or pages.dtype)

@@ -370,7 +370,7 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
           if (place.stored && heads > 0 && thread_index() % LANES == 0) *scale = own;
         }
       }
-      if (Config::CACHE_SCALES == OF_HEADS && !is_query && heads > 0) factor /= *scale;
+      if (Config::CACHE_SCALES == OF_HEADS && !is_query && heads > 0) factor /= maximum(*scale, LEAST_SCALE);
       if (Norm::THERE || Config::CACHE_SCALES) multiply(y, factor);
       if (place.stored && heads > 0) {
         if (is_query) store_floats((T*)to, y, D);
