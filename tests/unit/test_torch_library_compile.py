@@ -13,6 +13,7 @@ from kernelseam.interop import torch as ks
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from torch_calls import CALLS, arguments_of  # noqa: E402
 from torch_operators import (  # noqa: E402
     cells,
     functions,
@@ -71,16 +72,20 @@ def _without_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_without_modules")
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_plain_functions_compile_whole(name: str) -> None:
-    function = functions()[name]
-    operands = [x.detach() for x in function.operands]
+@pytest.mark.parametrize("name", CALLS)
+def test_every_function_compiles_whole(name: str) -> None:
+    """With every parameter; tensors are inputs, the rest constants."""
+    call = CALLS[name].call
 
-    def call(*operands: Any) -> Any:
-        return [x * 2 for x in several(function.plain(*operands))]
+    def run(operands: dict[str, Any], rest: dict[str, Any]) -> list[Any]:
+        return [x * 2 for x in several(call(**operands, **rest)) if x is not None]
 
-    for a, b in zip(compiled(call)(*operands), call(*operands), strict=True):
-        torch.testing.assert_close(a, b)
+    made = []
+    for of in (compiled(run), run):
+        given = arguments_of(name)
+        operands = {n: x for n, x in given.items() if isinstance(x, torch.Tensor)}
+        made.append(of(operands, {n: x for n, x in given.items() if n not in operands}))
+    torch.testing.assert_close(*made, equal_nan=True)
 
 
 @pytest.mark.usefixtures("_without_modules")
@@ -359,9 +364,3 @@ def test_a_plain_function_that_is_compiled_has_gradients() -> None:
     want = ks.attention(q, k, v, causal=True).square().sum()
     for a, b in zip(*(torch.autograd.grad(y, (q, k, v)) for y in (got, want)), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_what_fits_together_no_way_is_said_when_it_compiles() -> None:
-    q, k, v = (x.detach() for x in qkv())
-    with pytest.raises(Exception, match=r"q = an array of shape \[4, 6, 8\]: must have 4 axes"):
-        compiled(kernelseam.attention)(q[0], k, v)

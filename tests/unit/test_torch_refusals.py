@@ -16,17 +16,10 @@ from kernelseam.interop import torch as ks
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from public_calls import Arguments  # noqa: E402
-from torch_calls import DOORS, OPERANDS, OPTIONS, PLAIN, tensor  # noqa: E402
+from torch_calls import CALLS, DOORS, OPERANDS, OPTIONS, arguments_of  # noqa: E402
 from torch_operators import cells, in_mode, on_fakes, qkv  # noqa: E402
 
-CALLS = {**PLAIN, **DOORS}
 SDPA = {"query": "q", "key": "k", "value": "v"}
-
-
-def arguments_of(name: str) -> Arguments:
-    given = {n: tensor(x) for n, x in CALLS[name].arguments().items()}
-    # traced calls make new gradients
-    return {**given, "da": None, "db": None, "beta": 0.0} if "da" in given else given
 
 
 FUNCTIONS: dict[str, list[str]] = {}
@@ -64,25 +57,6 @@ def run_compiled(call: Callable[..., Any], given: Arguments) -> Any:
         return call(**operands, **rest)
 
     return torch.compile(run, fullgraph=True, backend="eager")(**operands)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_right_arguments_are_compiled(name: str) -> None:
-    want, got = (run(name) for run in (eager, compiled))
-    for a, b in zip(tensors_of(want), tensors_of(got), strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True)
-
-
-def eager(name: str) -> Any:
-    return CALLS[name].call(**arguments_of(name))
-
-
-def compiled(name: str) -> Any:
-    return run_compiled(CALLS[name].call, arguments_of(name))
-
-
-def tensors_of(made: Any) -> list[Any]:
-    return [x for x in (made if isinstance(made, tuple) else (made,)) if x is not None]
 
 
 @pytest.mark.parametrize(
