@@ -43,10 +43,6 @@ def test_attention_and_its_gradients_under_jit(dtype: str) -> None:
     jax_problems.attention_and_its_gradients(dtype)
 
 
-def test_users_scores_and_masks() -> None:
-    jax_problems.users_scores_and_masks()
-
-
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -97,24 +93,9 @@ def test_options_and_gradients_of_the_lse(layout: str, of: tuple[float, float]) 
     jax_problems.options_and_gradients_of_the_lse(layout, of)
 
 
-def test_bmm_and_its_gradients_under_jit() -> None:
-    jax_problems.bmm_and_its_gradients()
-
-
-def test_vmap_of_gradients() -> None:
-    jax_problems.vmap_of_gradients()
-
-
-def test_training_step_in_a_scan() -> None:
-    jax_problems.training_step_in_a_scan()
-
-
-def test_in_a_fori_loop() -> None:
-    jax_problems.in_a_fori_loop()
-
-
-def test_over_devices() -> None:
-    jax_problems.over_devices()
+@pytest.mark.parametrize("problem", jax_problems.PROBLEMS, ids=lambda f: f.__name__)
+def test_problems(problem: Callable[[], None]) -> None:
+    problem()
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 512), (129, 257, 72), (1024, 512, 4096)])

@@ -4,6 +4,8 @@ row ends the launch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,17 @@ def _run(name: str, device: Device, implementation: str = "shared") -> Outcome:
         if (t.operation, t.implementation) == (case.operation, implementation)
     )
     return run_case(case, target, separate=True)
+
+
+@contextmanager
+def _files(planted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is planned within is compiled of these files."""
+    monkeypatch.setattr(TOOLCHAIN, "platform_files", lambda arch: planted)
+    planning.forget()
+    try:
+        yield
+    finally:
+        planning.forget()
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
@@ -150,13 +163,8 @@ BEYOND = (
 def test_a_read_behind_an_operand_ends_at_its_guard(
     mutant: Mutant, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = mutant.planted(dict(TOOLCHAIN.platform_files(device.arch)))
-    monkeypatch.setattr(TOOLCHAIN, "platform_files", lambda arch: planted)
-    planning.forget()
-    try:
+    with _files(mutant.planted(dict(TOOLCHAIN.platform_files(device.arch))), monkeypatch):
         outcome = _run(mutant.case, device)
-    finally:
-        planning.forget()
     assert outcome.status == "error", outcome.detail
     assert "DeviceError: kernel gemm on " in outcome.detail, outcome.detail
     assert " behind the end of an allocation of device memory" in outcome.detail, outcome.detail
@@ -212,13 +220,8 @@ def test_what_is_planted_where_the_kinds_of_lanes_differ_is_found(
     mutant: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = next(d for d in DEVICES if d.arch == arch)
-    planted = mutant.planted(dict(TOOLCHAIN.platform_files(arch)))
-    monkeypatch.setattr(TOOLCHAIN, "platform_files", lambda arch: planted)
-    planning.forget()
-    try:
+    with _files(mutant.planted(dict(TOOLCHAIN.platform_files(arch))), monkeypatch):
         outcome = _run(mutant.case, device, "decode")
-    finally:
-        planning.forget()
     assert outcome.status in ("failed", "error") and outcome.refusal is None, outcome.detail
 
 
@@ -347,10 +350,5 @@ def test_what_is_planted_in_the_attention_of_gfx950_is_found(
     assert files[source].count(find) == 1
     files[source] = files[source].replace(find, plant)
     monkeypatch.setattr(Gfx950Attention, "sources", lambda self: files)
-    monkeypatch.setattr(TOOLCHAIN, "platform_files", lambda arch: files)
-    planning.forget()
-    try:
-        failed = not _long(device, 128, kind).passed
-    finally:
-        planning.forget()
-    assert failed
+    with _files(files, monkeypatch):
+        assert not _long(device, 128, kind).passed

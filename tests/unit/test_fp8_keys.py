@@ -322,10 +322,6 @@ def test_what_the_functions_refuse(refused: Refused) -> None:
         ),
     )
     refused(
-        "scale_block = 0: must be from 1 to 2**31 - 1. Give a count in that range.",
-        lambda: kernelseam.attention(q, k, v, k_scales=scales, v_scales=scales, scale_block=0),
-    )
-    refused(
         "k = an array of float16: must be float8_e4m3fn as q is. Convert the array: with q of 8 "
         "bits, q, k and v share their dtype.",
         lambda: kernelseam.attention(k, q, q),

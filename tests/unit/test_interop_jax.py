@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -70,8 +71,7 @@ def test_only_what_is_wanted_is_differentiated() -> None:
     )
 
 
-def test_users_scores_and_masks() -> None:
-    jax_problems.users_scores_and_masks()
+def test_users_scores_and_masks_that_are_refused() -> None:
     q = normal(0, 1, 2, 8, 16)
     with pytest.raises(InvalidValue, match=r"^captured array = differentiated: gradients do not"):
         jax.grad(lambda x: ks.attention(q, q, q, score_mod=lambda s, b, h, i, j: s + x[h]).sum())(
@@ -123,28 +123,23 @@ def _traced(mod: Any) -> int:
     return 0
 
 
-def test_bmm_and_its_gradients_under_jit() -> None:
-    jax_problems.bmm_and_its_gradients()
+@pytest.mark.parametrize("problem", jax_problems.PROBLEMS, ids=lambda f: f.__name__)
+def test_problems(problem: Callable[[], None]) -> None:
+    problem()
 
 
-def test_vmap_of_gradients() -> None:
-    jax_problems.vmap_of_gradients()
-
-
-def test_training_step_in_a_scan() -> None:
-    jax_problems.training_step_in_a_scan()
-
-
-def test_in_a_fori_loop() -> None:
-    jax_problems.in_a_fori_loop()
-
-
-def test_over_devices() -> None:
-    jax_problems.over_devices()
-
-
-@pytest.mark.parametrize("problem", ["attention", "lse", "bmm", "vmap", "loop"])
-def test_buffers_of_a_device(problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "problem",
+    [
+        partial(jax_problems.attention_and_its_gradients, "bfloat16"),
+        partial(jax_problems.options_and_gradients_of_the_lse, "bshd", (1.0, 0.5)),
+        jax_problems.bmm_and_its_gradients,
+        jax_problems.vmap_of_gradients,
+        jax_problems.in_a_fori_loop,
+    ],
+    ids=lambda f: getattr(f, "func", f).__name__,
+)
+def test_buffers_of_a_device(problem: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs on a GPU, on buffers of the host, which have no stream."""
     from kernelseam.interop import jax_attention, jax_device, jax_gemm
 
@@ -156,16 +151,7 @@ def test_buffers_of_a_device(problem: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(jax_device, name, value)
     for module in (jax_attention, jax_gemm):
         module._differentiable.cache_clear()
-    if problem == "attention":
-        jax_problems.attention_and_its_gradients("bfloat16")
-    elif problem == "lse":
-        jax_problems.options_and_gradients_of_the_lse("bshd", (1.0, 0.5))
-    elif problem == "bmm":
-        jax_problems.bmm_and_its_gradients()
-    elif problem == "vmap":
-        jax_problems.vmap_of_gradients()
-    else:
-        jax_problems.in_a_fori_loop()
+    problem()
     for module in (jax_attention, jax_gemm):
         module._differentiable.cache_clear()
     assert len(launches) >= 3

@@ -224,3 +224,14 @@ def users_scores_and_masks() -> None:
         *map(jax.tree.leaves, (of_ours(*given), of_own(*given))), strict=True
     ):
         agree(found, expected)
+
+
+PROBLEMS = (
+    bmm_and_its_gradients,
+    vmap_of_gradients,
+    training_step_in_a_scan,
+    in_a_fori_loop,
+    over_devices,
+    users_scores_and_masks,
+)
+"""Those without parameters, which every platform computes."""
