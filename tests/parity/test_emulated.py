@@ -138,8 +138,8 @@ BEYOND = (
     Mutant(
         "rows-beyond-the-last",
         "copy.h",
-        "min_of(mine.row(i) + j, rows_left - 1)",
-        "mine.row(i) + j",
+        "(wanted < most ? wanted : most)",
+        "wanted",
         "gemm-f16-nt",
         "",
         "rows behind an operand's last one are read",
@@ -147,8 +147,8 @@ BEYOND = (
     Mutant(
         "chunks-beyond-the-end",
         "copy.h",
-        "EXACT ? column : min_of(column, cols_left - V)",
-        "column",
+        "(EXACT ? column : min_of(column, cols_left - V) + BEFORE) * SIZE",
+        "(column + BEFORE) * SIZE",
         "gemm-f16-nt",
         "",
         "chunks behind a row's end are read",
