@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 
 from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
-from kernelseam.kernels import Covered, build_binary, covering
+from kernelseam.kernels import Covered, build_binary
+from kernelseam.kernels.covering import covering
 from kernelseam.parity.cases.covering import fewest
 from kernelseam.plugins import plugins
 

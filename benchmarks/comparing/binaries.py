@@ -14,7 +14,8 @@ from typing import Any
 
 from kernelseam.compilation import build, bundled, compiled
 from kernelseam.contract import SourceBundle, Toolchain
-from kernelseam.kernels import Covered, covering
+from kernelseam.kernels import Covered
+from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import bundle
 from kernelseam.plugins import plugins
 

@@ -12,9 +12,10 @@ from kernelseam.contract import Launch, SourceBundle
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam.kernels import COMPOSITIONS, Covered, covering
+from kernelseam.kernels import COMPOSITIONS, Covered
 from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.softmax import SOFTMAX
+from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Structure
 from kernelseam.parity.matrix import matrix

@@ -13,7 +13,8 @@ from kernelseam.contract import LaunchConfig
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam.kernels import KERNELS, build_binary, covering_specs
+from kernelseam.kernels import KERNELS, build_binary
+from kernelseam.kernels.covering import covering_specs
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray, HostToolchain
 from kernelseam_hostcpp.library import library

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from kernelseam.contract import Toolchain
 from kernelseam.errors import CompileError, PluginError
-from kernelseam.kernels import covering
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.config import CONFIG, Constants, ElementType, config_header
+from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import build, bundle
 from kernelseam.plugins import plugins
 

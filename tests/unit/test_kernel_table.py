@@ -12,8 +12,8 @@ import kernel_table
 import pytest
 from kernel_table import Binaries
 from kernelseam.contract import ArchRow
-from kernelseam.kernels import covering
 from kernelseam.kernels.covered import Covered
+from kernelseam.kernels.covering import covering
 from kernelseam.parity.cases.covering import flat
 from kernelseam.plugins import plugins
 

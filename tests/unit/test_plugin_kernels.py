@@ -16,7 +16,8 @@ from kernelseam.cli.main import main
 from kernelseam.contract import Backend, LaunchConfig
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.errors import PluginError, Unsupported
-from kernelseam.kernels import build_binary, covering
+from kernelseam.kernels import build_binary
+from kernelseam.kernels.covering import covering
 from kernelseam.plugins import plugins
 from kernelseam.registry import Registry
 

@@ -26,9 +26,9 @@ from kernelseam.kernels import (
     AttentionTile,
     GemmTile,
     build_binary,
-    covering_specs,
     shared_implementations,
 )
+from kernelseam.kernels.covering import covering_specs
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Signature
 from kernelseam.kernels.sources import shared_sources

@@ -14,7 +14,8 @@ from kernelseam.contract import SourceBundle
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
-from kernelseam.kernels import KERNELS, covering
+from kernelseam.kernels import KERNELS
+from kernelseam.kernels.covering import covering
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.sources import shared_sources

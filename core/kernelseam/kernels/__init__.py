@@ -19,7 +19,6 @@ from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.covering import covering, covering_specs
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV, GemvTile
@@ -150,8 +149,6 @@ __all__ = [
     "KernelDefinition",
     "KernelImplementation",
     "build_binary",
-    "covering",
-    "covering_specs",
     "launches_of",
     "operation_of",
     "shared_implementations",

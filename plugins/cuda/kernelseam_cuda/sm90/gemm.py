@@ -51,7 +51,6 @@ from kernelseam.symbolic import least
 
 from kernelseam_cuda.sm90.gemm_cost import mostly_c
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
-from kernelseam_cuda.sm90.gemm_covering import specs
 from kernelseam_cuda.sm90.gemm_maps import (
     MAPS,
     ORIGIN_BYTES,
@@ -410,6 +409,8 @@ class HopperGemm(HopperKernel):
         return work_of(problem, tile, device)
 
     def covering(self) -> Iterable[Covered]:
+        from kernelseam_cuda.sm90.gemm_covering import specs
+
         return (Covered(self, spec, often=often) for spec, often in specs())
 
 

@@ -32,7 +32,6 @@ from kernelseam.symbolic import least
 from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.gemm_cost import mostly_c
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
-from kernelseam_cuda.sm90.gemm_covering import with_epilogue
 from kernelseam_cuda.sm90.gemm_maps import UNIT_BYTES, grouped_tensor_maps
 from kernelseam_cuda.sm90.gemm_tiling import (
     MAX_TILES,
@@ -247,6 +246,8 @@ class HopperGroupedGemm(HopperGroups):
 
     def covering(self) -> Iterable[Covered]:
         """Every axis, every kind of factor."""
+        from kernelseam_cuda.sm90.gemm_covering import with_epilogue
+
         f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
 
         def one(
