@@ -66,14 +66,13 @@ def attention_bwd(
 
     ``out`` and ``lse`` are what it returned with ``return_lse=True``; ``dout`` is shaped as out.
     Gradients are new row-major arrays of the inputs' dtypes (dsinks float32), of q's kind; dbias
-    has the bias's own shape, with extent 1 where the bias repeats by a stride of 0. They are summed
-    in float32 (float64 where q is). Arrays that ``score_mod`` and ``mask_mod`` capture have no
-    gradients here. ``deterministic=False`` allows an implementation whose order of
-    summation varies (atomics), where one is faster. Rows that belong to no sequence are not
-    written.
+    has the bias's own shape, with extent 1 where the bias is broadcast by a stride of 0. They are
+    summed in float32 (float64 where q is). Arrays that ``score_mod`` and ``mask_mod`` capture have
+    no gradients here. ``deterministic=False`` allows an implementation whose order of summation
+    varies (atomics), where one is faster. Rows that belong to no sequence are not written.
 
     ``score_gradient``: dscores [B, H, S_q, S_k], row-major, float32 (float64 where q is): the
-    gradient by what ``score_mod`` returned; of packed rows S_q and S_k are the longest's.
+    gradient by the result of ``score_mod``; of packed rows S_q and S_k are the longest sequence's.
 
     Raises InvalidValue for what does not fit together, Unsupported with each implementation's
     reason.

@@ -33,13 +33,13 @@ def block_mask(
     like: Any = None,
 ) -> BlockMask:
     """Which blocks of ``block_size`` (queries, keys) ``mask_mod(b, h, q_idx, kv_idx)`` leaves
-    empty, mixed or whole, for ``attention(…, block_mask=…)``: empty ones are passed over, whole
-    ones are not masked. No array of q_len × kv_len elements is made.
+    empty, partial or full, for ``attention(…, block_mask=…)``: empty ones are skipped, full ones
+    are not masked. No array of q_len × kv_len elements is made.
 
     ``batch`` and ``heads`` are the attention's, or None where the mask does not tell its entries,
     or its query heads, apart. The value is kept and used again, by attentions of at most ``q_len``
     queries and ``kv_len`` keys; a mask_mod that reads ``q_len`` or ``kv_len`` needs exactly these.
-    It tells what captured arrays hold now: make it anew where their contents change.
+    It reflects the present contents of captured arrays: make it anew where these change.
 
     ``like``: an array on the attention's device, where the blocks are to lie; by default the first
     one that the mask captures. They are made on the host, from copies of captured arrays.

@@ -58,22 +58,22 @@ def append_paged(
     Where a token goes, either by ``slot_mapping`` [B, S] or [T], int32 or int64: page · page_size +
     row. Or by ``block_table`` int32 [B, width]: position p of an entry is in row p % page_size of
     page block_table[b, p // page_size]. p is ``positions`` int32 [B, S] or [T]; else, with
-    ``kv_lengths`` int32 [B], which count the new tokens, too, these are the last S; else
-    token s is at s. Packed rows need ``cu_seqlens_q`` int32 [B + 1]: entry b has rows
-    cu_seqlens_q[b] to cu_seqlens_q[b + 1] − 1. A token without a place is passed over: a negative
-    slot, a position below 0 or beyond the table, a row of no entry. Its row of q is not written
-    either, and in a new array is undefined. Of two tokens at one place either stays.
+    ``kv_lengths`` int32 [B], which count the new tokens, too, these are the last S; else token s is
+    at s. Packed rows need ``cu_seqlens_q`` int32 [B + 1]: entry b has rows cu_seqlens_q[b] to
+    cu_seqlens_q[b + 1] − 1. A token without a place is skipped: a negative slot, a position below 0
+    or beyond the table, a row of no entry. Its row of q is not written either (in a new array it is
+    undefined). Where two tokens share a place, either may remain.
 
-    ``q`` [B, S, H, D] or [T, H, D] is returned as the steps below leave k; ``out``: an array for
-    it, which may be q itself. First RMS norms over each head, x·weight / √(mean x² + ``norm_eps``),
-    with weights ``q_norm`` and ``k_norm`` [D] (Gemma's are 1 + weight). Then rotation by
-    ``rotary``, (cosines, sines) float32 [positions, n / 2], at p (with slots: at ``positions``), as
-    in ``fused_qkv_projection``. Pages of 8 bits hold k / scale and v / scale, rounded to nearest
-    and saturated. ``k_scales`` and ``v_scales`` float32: [H_kv] or one number, given; or [pages,
-    page_size, H_kv] (in ``kv_layout``'s order), which are written: a token's and head's largest
-    magnitude over e4m3's (448; fnuz 240). One below 2⁻¹²⁰ counts as that. Without scales they
-    are 1. ``attention_paged`` takes the pages with these (``scale_block=1`` for those of tokens).
-    All is computed in float32, float64 of float64, and rounded once.
+    ``q`` [B, S, H, D] or [T, H, D] takes the same steps below as k, and is returned; ``out``: an
+    array for it, which may be q itself. First RMS norms over each head, x·weight / √(mean x² +
+    ``norm_eps``), with weights ``q_norm`` and ``k_norm`` [D] (Gemma's are 1 + weight). Then
+    rotation by ``rotary``, (cosines, sines) float32 [positions, n / 2], at p (with slots: at
+    ``positions``), as in ``fused_qkv_projection``. Pages of 8 bits hold k / scale and v / scale,
+    rounded to nearest and saturated. ``k_scales`` and ``v_scales`` float32: [H_kv] or one number,
+    given; or [pages, page_size, H_kv] (in ``kv_layout``'s order), which are written: a token's and
+    head's largest magnitude over e4m3's (448; fnuz 240). One below 2⁻¹²⁰ counts as that. Without
+    scales they are 1. ``attention_paged`` takes the pages with these (``scale_block=1`` for those
+    of tokens). All is computed in float32, float64 of float64, and rounded once.
 
     ``backend``, ``implementation`` and ``stream`` as in ``attention``. Returns q (``out`` where it
     was given), None without q. Raises InvalidValue for what does not fit together, Unsupported with
@@ -264,8 +264,7 @@ def copy_pages(
     implementation: str | None = None,
     stream: object = None,
 ) -> None:
-    """Copy pages of a cache over others, of k and v in one launch: page destinations[i] becomes as
-    page sources[i] is.
+    """Copy pages within a cache, of k and v in one launch: page sources[i] to page destinations[i].
 
     ``k_pages`` [pages, page_size, H_kv, D] and ``v_pages`` as ``attention_paged`` takes them, of
     any dtype, 8 bits too; v_pages may be None. ``sources`` and ``destinations`` int32 [n]; those of

@@ -48,37 +48,37 @@ def bmm(
     """alpha·op(a)·op(b) + beta·out + bias + residual over a [B, M, K] and b [B, K, N], or a [B, H,
     M, K] and b [B, H_b, K, N], in one launch.
 
-    ``a_transposed``: a holds K×M matrices, and op(a) is their transpose; so for b (N×K). With
-    heads, H is a multiple of H_b and head h of a meets head h // (H / H_b) of b. An array whose
-    other matrix axis is the contiguous one is taken as the transpose that it is; any other strides
-    along the matrix axes are refused, and nothing is copied. Arrays of float16, bfloat16, float32
-    or float64, a and b of one dtype, from NumPy, torch or any library with DLPack, all on one
-    device.
+    ``a_transposed``: a holds K×M matrices, and op(a) is their transpose; likewise ``b_transposed``,
+    N×K. With heads, H is a multiple of H_b, and head h of a is multiplied by head h // (H / H_b) of
+    b. A transposed view (its other matrix axis contiguous) is read as it lies; other strides along
+    the matrix axes are refused, and nothing is copied. Arrays of float16, bfloat16, float32 or
+    float64, a and b of one dtype, from NumPy, torch or any library with DLPack, all on one device.
 
-    ``bias`` [N], or [B, N], [H, N] or [B, H, N] (extent 1 repeats), is added to every row,
+    ``bias`` [N], or [B, N], [H, N] or [B, H, N] (extent 1 broadcasts), is added to every row,
     ``residual``, shaped as the result, to the whole; neither is scaled, and their dtypes may differ
     from a's. A residual may be ``out`` itself, where beta is 0; its contiguous axis must be that of
     the result.
 
     a and b may both be float8_e4m3fn (float8_e4m3fnuz on gfx942); the result is float32 unless
     ``out`` or ``out_dtype`` says otherwise. ``a_scales`` [M], or [B, M], [H, M] or [B, H, M], and
-    ``b_scales`` [N], or [B, N], [H_b, N] or [B, H_b, N], float32, both or none: what rows of op(a)
-    and columns of op(b) are multiplied by; extent 1 repeats, so [1] is the scale of all. With
-    ``scale_block`` = (m, n, k) scales are of blocks, ``a_scales`` [..., M / m, K / k] of m rows of
-    op(a) by k values of k and ``b_scales`` [..., N / n, K / k], rounded up: (1, 128, 128) is
-    DeepSeek-V3's, (1, 1, 32) that of MX formats, but with scales of float32.
+    ``b_scales`` [N], or [B, N], [H_b, N] or [B, H_b, N], float32, both or none: factors of the rows
+    of op(a) and of the columns of op(b); extent 1 broadcasts, so that [1] is one scale of a tensor.
+    With ``scale_block`` = (m, n, k) scales are of blocks, ``a_scales`` [..., M / m, K / k] of m
+    rows of op(a) by k values of k and ``b_scales`` [..., N / n, K / k], rounded up: (1, 128, 128)
+    is DeepSeek-V3's, (1, 1, 32) that of MX formats, but with scales of float32.
 
-    ``epilogue``: what becomes of each element before it is rounded, a function (acc, m, n, batch)
-    of one element or a name of ``kernelseam.epilogues``, or a list of these in turn. ``acc`` is
+    ``epilogue``: applied to each element before it is rounded: a function (acc, m, n, batch) of one
+    element, a name of ``kernelseam.epilogues``, or a list of these, applied in order. ``acc`` is
     the sum above, in float32 (float64 where a is), m and n its row and column, ``batch`` its
-    matrix, b·H + h. Of pairs of columns (``epilogues.gated``, "swiglu", …) the result has N/2
-    columns; beta and residual are then left out. ``preactivation`` [B, M, N] or [B, H, M, N], of
-    the result's dtype: an array that what the epilogue is of is written to. A list may have sums
-    and maxima (``epilogues.row_sums``, ``column_sums``, ``amax``), each with its own array.
+    matrix, b·H + h. A gated one (``epilogues.gated``, "swiglu", …) makes one column of two: the
+    result has N/2 columns, and beta and residual are not taken. ``preactivation`` [B, M, N] or [B,
+    H, M, N], of the result's dtype: an array to which the epilogue's input is written. A list may
+    have sums and maxima (``epilogues.row_sums``, ``column_sums``, ``amax``), each with its own
+    array.
 
     ``out`` [B, M, N] or [B, H, M, N]: an array for the result, which may be wider than a and b;
-    else a new one of a's kind and of ``out_dtype``, a's where that is None. beta ≠ 0 needs it, beta
-    = 0 never reads it. ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or
+    else a new one of a's library, of ``out_dtype`` (a's where that is None). beta ≠ 0 needs it,
+    beta = 0 never reads it. ``precision`` says how float32 is multiplied: None or "ieee", "tf32" or
     "tf32x3", as in ``BatchedGemmStrided``. ``backend`` must be that of the arrays' device;
     ``implementation`` selects an implementation; ``stream`` is an int, an object with
     ``__cuda_stream__``, or None for the array library's current one.

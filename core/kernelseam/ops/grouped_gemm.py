@@ -59,11 +59,11 @@ def grouped_mm(
     * a [M, T], b [T, N] → [E, M, N]: it divides what is summed over (gradients of weights);
     * a [E, M, K], b [E, K, N] → [E, M, N]: a batch, without ``offs``.
 
-    ``offs``, int32 [E] on the arrays' device, ends the groups: group g is from offs[g − 1] (0 for
-    the first) to offs[g], empty where they are equal. T is a capacity: of the first two forms the
-    result behind offs[E − 1] is left as it is, which in a new array is undefined. The host does not
-    read ``offs``, and a launch in a captured graph follows what lies there; on host devices it is
-    checked at every call.
+    ``offs``, int32 [E] on the arrays' device, says where each group ends: group g is from offs[g −
+    1] (0 for the first) to offs[g], empty where they are equal. T is a capacity: in the first two
+    forms the result beyond offs[E − 1] is not written (in a new array it is undefined). The host
+    does not read ``offs``, and a captured graph follows its contents; on host devices it is checked
+    at every call.
 
     Arrays of one dtype, float16, bfloat16, float32, float64 or e4m3, whose matrices may be views
     that are transposed, as in ``bmm``. ``a_scales`` and ``b_scales``, float32, are for e4m3: of
@@ -80,9 +80,9 @@ def grouped_mm(
 
     ``epilogue``, in the first form and the fourth, is as in ``bmm``, a function (acc, m, n, batch)
     or a name: ``batch`` is the group, and ``m`` the row of the product, wherever it is read from or
-    written to; ``acc`` is multiplied by its factor. "swiglu" of [gate, up] columns makes the
-    result [T, N/2]. ``preactivation`` [T, N], of the result's dtype and in the order of its rows:
-    an array that what the epilogue is of is written to.
+    written to; ``acc`` is multiplied by its factor. "swiglu" of [gate, up] columns makes the result
+    [T, N/2]. ``preactivation`` [T, N], of the result's dtype and in the order of its rows: an array
+    to which the epilogue's input is written.
 
     ``out``, ``out_dtype``, ``precision``, ``backend``, ``implementation``, ``stream`` as in
     ``bmm``. Returns the result. Raises InvalidValue for what does not fit together, Unsupported

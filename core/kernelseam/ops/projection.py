@@ -111,7 +111,7 @@ def fused_qkv_projection(
     hidden] with ``cu_seqlens_q`` int32 [B + 1] and a row of the block table for each sequence; in
     float8_e4m3fn, with ``k_scales`` and ``v_scales`` float32, [num_kv_heads] or one number, given,
     or [pages, page_size, num_kv_heads], written: those of each token and head. A token without a
-    place is passed over. k and v are then rounded to q's dtype and to that of the pages; where
+    place is skipped. k and v are then rounded to q's dtype and to that of the pages; where
     kv_lengths or cu_seqlens_q say the positions, q and k are also rounded before they are rotated,
     and q of a token without a place is not rotated.
 
@@ -226,9 +226,9 @@ def fused_output_projection_residual(
     ``attn_out`` [B, S, columns] or [T, columns], or with its heads as ``attention`` returns them:
     [B, H, S, D] (``layout`` "bhsd") or [B, S, H, D] ("bshd"); a token's columns are its heads one
     after the other. ``weight`` [hidden, columns] as torch.nn.Linear has it; ``bias`` [hidden] or
-    None; ``residual`` [B, S, hidden] (or [T, hidden]) or None, which may repeat by strides of 0.
-    Bias and residual may be of other dtypes, no wider than float32 (float64 of float64), in which
-    all is summed before the one rounding. Any strides with a contiguous last axis; nothing is
+    None; ``residual`` [B, S, hidden] (or [T, hidden]) or None, which may be broadcast by strides of
+    0. Bias and residual may be of other dtypes, no wider than float32 (float64 of float64), in
+    which all is summed before the one rounding. Any strides with a contiguous last axis; nothing is
     copied.
 
     ``out``: an array for the result, which may be the residual itself; else a new one of attn_out's

@@ -32,26 +32,25 @@ NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks", "dscores")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionBwd(StridedDescriptor[AttentionBwdProblem]):
-    """What a loss takes from q, k and v through an attention, given what it takes from the result:
+    """The gradients of an attention by q, k, v (and bias, sinks), given dout, that by its result:
 
     dp = dout·vᵀ, dx = p·(dp − Σ dout·out), dv = pᵀ·dout, dk = scale·dxᵀ·q, dq = scale·dx·k, dbias =
     dx; under a softcap dk and dq take dx·(1 − tanh²). dk and dv of grouped heads are summed over
     the group; dbias over what the bias repeats along; dsinks[h] = −Σ e^(sink_h − lse)·Σ dout·out
     over the rows of head h.
 
-    ``forward`` is the attention that was computed: its q, k, v, its options, the out that it gave
-    and its lse, which must be there. dout lies as out; dq, dk, dv, dbias as q, k, v, bias (with
-    extent 1 where the bias repeats), each with strides of its own, in elements, which default to
-    row-major (packed rows: heads within rows). ``dbias`` and ``dsinks`` are computed where they are
-    given; address 0 says that ``bind`` will give them. ``dscores`` [batch, num_heads, S_q, S_k],
-    row-major, float32 (float64 where q is), takes dx by what a score_mod returned. All sums are
-    float32 (float64 where q is).
-    Keys that no query sees, and those beyond kv_lengths, get zeros; packed rows of no sequence are
-    not written.
+    ``forward``: the attention that was computed, with its operands, options, out and lse (both
+    required). dout is laid out as out, dq, dk, dv, dbias as q, k, v, bias (with extent 1 where the
+    bias repeats), each with strides of its own, in elements, which default to row-major (packed
+    rows: heads within rows). ``dbias`` and ``dsinks`` are computed where they are given; address 0
+    says that ``bind`` will give them. ``dscores`` [batch, num_heads, S_q, S_k], row-major, float32
+    (float64 where q is), receives the gradient by a score_mod's result. All sums are float32
+    (float64 where q is). Keys that no query sees, and those beyond kv_lengths, get zeros; packed
+    rows of no sequence are not written.
 
-    ``deterministic``: the same bits every time; False allows a way that is not, where one is
-    faster: dq is summed by atomics in the workspace, a float32 for each of its elements and some
-    more. Raises InvalidValue where no such problem exists.
+    ``deterministic``: the same bits every time. False allows a faster implementation that is not:
+    it accumulates dq by atomics, in a workspace of somewhat more than a float32 for each of its
+    elements. Raises InvalidValue where no such problem exists.
     """
 
     forward: Attention

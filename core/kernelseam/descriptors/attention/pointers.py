@@ -49,13 +49,13 @@ class AttentionPointers(CommonFields, ListDescriptor[AttentionProblem]):
     which keeps them alive. Matrices of one list share their dtype and their row stride
     (``stride_q_row``, …, in elements; left out: the arrays', else packed).
 
-    All else is as in Attention: masks, changes of the scores, ``lse`` [batch, num_heads, S_q] with
-    strides. With ``kv_lengths`` the matrices of k and v may have fewer rows than S_k, entry b's at
-    least kv_lengths[b].
+    All else is as in Attention: masks, score options, ``lse`` [batch, num_heads, S_q] with strides.
+    With ``kv_lengths`` the matrices of k and v may have fewer rows than S_k, entry b's at least
+    kv_lengths[b].
 
-    ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from
-    host lists where it is left out; for lists that the host cannot read it is then the element
-    size. Promise 16 for 16-byte accesses.
+    ``alignment``: bytes, a power of two, of which all addresses are multiples. Left out, it is
+    found from host lists, and is the element size for lists that the host cannot read. Promise 16
+    for 16-byte accesses.
 
     Host lists are checked for null, misaligned and equal (or overlapping) addresses;
     ``bind(check=True)`` copies device lists to the host, which synchronises, and checks them too.

@@ -44,8 +44,8 @@ class PagedCache(RotatedRows[PagedCacheProblem]):
     keys that an entry has *after* an append, p = kv_lengths[b] − S + s; or s. To gather, p = s, for
     s below kv_lengths[b] where they are given. With ``cu_seqlens`` [sequences + 1] the rows are
     packed (batch 1): sequence e has rows cu_seqlens[e] to cu_seqlens[e + 1] − 1, tables and lengths
-    are [sequences, …]. A token without a place is passed over: a slot below 0, a position below 0
-    or beyond the table, a row of no sequence. Of two tokens at one place either stays.
+    are [sequences, …]. A token without a place is skipped: a slot below 0, a position below 0 or
+    beyond the table, a row of no sequence. Where two tokens share a place, either may remain.
 
     To append, in this order, in float32: ``q_norm`` and ``k_norm`` [head_dim] x ← x·weight/√(mean
     x² + eps), over each head of q and k (RMS norm; Zhang, Sennrich 2019, arXiv:1910.07467); ``cos``

@@ -55,11 +55,11 @@ _READ = ("offsets", "a_indices", "c_indices")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GroupedGemm(OperandFields, StridedDescriptor[GroupedGemmProblem]):
-    """C_g = alpha·op(A_g)·op(B_g) + beta·C_g for each group g, in one launch and without the host
-    knowing the groups' sizes.
+    """C_g = alpha·op(A_g)·op(B_g) + beta·C_g for each group g, in one launch; the host need not
+    know the groups' sizes.
 
-    ``offsets``, int32 [groups] on the device, ends the groups along one axis, as torch's ``offs``:
-    group g is from offsets[g − 1] (0 for the first) to offsets[g]; it may be empty, and begin
+    ``offsets``, int32 [groups] on the device, as torch's ``offs``: where each group ends along one
+    axis. Group g is from offsets[g − 1] (0 for the first) to offsets[g], may be empty and may begin
     anywhere. ``along`` names the axis:
 
     * "m": A [M, K] and C [M, N] are divided by rows, B [groups, K, N] has a matrix a group

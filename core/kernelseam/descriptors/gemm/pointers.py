@@ -63,10 +63,10 @@ class BatchedGemmPointers(BatchFields, ListDescriptor[GemmProblem]):
     vectors, M and N long, one for each A and B, by which rows of op(A) and columns of op(B) are
     multiplied.
 
-    ``alignment``: a multiple of bytes that all addresses keep, a power of two. It is found from
-    host lists where it is left out; for lists that the host cannot read it is then the element
-    size. Promise 16 for 16-byte accesses; 128 tells, too, that matrices begin with lines of the
-    cache, which lets dispatch choose for such.
+    ``alignment``: bytes, a power of two, of which all addresses are multiples. Left out, it is
+    found from host lists, and is the element size for lists that the host cannot read. Promise 16
+    for 16-byte accesses; 128 also promises that matrices begin at cache lines, which dispatch takes
+    into account.
 
     Host lists are checked for null, misaligned and equal (or overlapping) addresses;
     ``bind(check=True)`` copies device lists to the host, which synchronises, and checks them too.

@@ -62,23 +62,23 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
     b' and h // c_head_group = h'.
 
     Every C is M×N and K is summed over. In memory A is M×K (K×M where ``a_transposed``) and B is
-    K×N (N×K where ``b_transposed``); columns are contiguous. Where a group is larger than 1, as
-    many consecutive batches or heads of products are summed into one C. ``bias``, N long, is added
-    to every row, ``residual`` [M, N] to the whole; neither is scaled. Operands are arrays,
-    addresses (ints), or None until ``bind``; a bias or a residual that ``bind`` will give is
-    announced by address 0. The residual may be C itself, where beta is 0.
+    K×N (N×K where ``b_transposed``); columns are contiguous. With a group larger than 1, that many
+    consecutive batches or heads of products are summed into one C. ``bias``, N long, is added to
+    every row, ``residual`` [M, N] to the whole; neither is scaled. Operands are arrays, addresses
+    (ints), or None until ``bind``; a bias or a residual that ``bind`` will give is announced by
+    address 0. The residual may be C itself, where beta is 0.
 
     Strides count elements. One left out packs row-major around the others, [batch, heads, rows,
     columns], where B has num_heads // b_head_group heads, and C, bias (without rows) and residual
     have batch // c_batch_group batches and num_heads // c_head_group heads; an array then must have
-    those axes, which may be merged, and axes of extent 1 do not count. 0 repeats an input; an
-    output must have memory of its own for each element. ``dtype`` (A and B) comes from the arrays
-    where it is left out, ``dtype_c`` from C's array, else it is ``dtype``, ``dtype_bias`` and
-    ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are accumulated in
+    those axes, which may be merged, and axes of extent 1 do not count. Stride 0 broadcasts an
+    input; each element of an output must have memory of its own. ``dtype`` (A and B) comes from the
+    arrays where it is left out, ``dtype_c`` from C's array, else it is ``dtype``, ``dtype_bias``
+    and ``dtype_residual`` from theirs, else they are ``dtype_c``. All sums are accumulated in
     ``dtype.accumulator``, products by b, then by h, and rounded once.
 
     beta = 0 never reads C; alpha = 0 or K = 0 never reads A and B. ``alpha`` and ``beta`` may be
-    any float: a NaN or an infinity spreads as IEEE arithmetic says.
+    any float: NaN and infinity propagate as in IEEE arithmetic.
 
     A and B may be of 8 bits, both float8_e4m3fn (float8_e4m3fnuz on gfx942): ``dtype_c`` is then
     float32 where neither it nor C's array is given. ``a_scales`` [batch, num_heads, M] and
@@ -89,18 +89,19 @@ class BatchedGemmStrided(OperandFields, BatchFields, StridedDescriptor[GemmProbl
     op(A) or n columns of op(B) by k values of k, a_scales [batch, num_heads, ⌈M/m⌉, ⌈K/k⌉] and
     b_scales [batch, num_heads // b_head_group, ⌈N/n⌉, ⌈K/k⌉]; DeepSeek-V3's are (1, 128, 128).
 
-    ``epilogue`` (``kernelseam.epilogues``): a function (acc, m, n, batch) of each element of all
-    that, in float32, or a name, before it is rounded; batch counts C's, row-major over batches and
-    heads. One of pairs (``gated``) makes C half as wide, M×N/2, and takes no beta and no residual.
-    ``preactivation`` [M, N] of C's dtype: a second result, what the epilogue is of. Sums and maxima
-    in it (``row_sums``, ``column_sums``, ``amax``) are of ``dtype_acc``, before the rounding to
-    ``dtype_c``; their arrays are overwritten, and have the strides that they come with.
+    ``epilogue`` (``kernelseam.epilogues``): a function (acc, m, n, batch), or a name, applied to
+    each element of that sum, in float32, before it is rounded; batch is C's index, row-major over
+    batches and heads. A gated one (``gated``), of pairs of columns, makes C half as wide, M×N/2,
+    and takes no beta and no residual. ``preactivation`` [M, N] of C's dtype: a second result, the
+    epilogue's input. Sums and maxima in it (``row_sums``, ``column_sums``, ``amax``) are of
+    ``dtype_acc``, before the rounding to ``dtype_c``; their arrays are overwritten, and have the
+    strides that they come with.
 
     ``precision`` says how float32 is multiplied. None or "ieee": as float32. "tf32": A and B are
-    rounded to TF32, 10 bits behind the point, to nearest (vendors' libraries may cut off), and
-    products of those are summed in float32. "tf32x3": A and B are split into two such parts,
-    three of whose four products are summed, within twice float32's bound; NumPy computes it in
-    float32. What has no such products refuses.
+    rounded to TF32, 10 bits of mantissa, to nearest (vendors' libraries may truncate), and their
+    products are summed in float32. "tf32x3": A and B are split into two such parts, three of whose
+    four products are summed, within twice float32's bound; NumPy computes it in float32.
+    Implementations without such products refuse.
 
     Raises InvalidValue (naming field, value, rule and remedy) where no such problem exists.
     """

@@ -28,8 +28,8 @@ class OutputProjection(StridedDescriptor[OutputProjectionProblem]):
     ``attn_out`` [batch, num_heads, S, head_dim] with any strides: head-major as an attention leaves
     it, token-major, or with ``num_heads`` 1 rows [batch, S, head_dim]. ``weight`` [hidden,
     num_heads·head_dim] as torch.nn.Linear has it, ``bias`` [hidden], ``residual`` and out [batch,
-    S, hidden]. The residual may be out itself (the same memory and strides) or repeat by strides of
-    0.
+    S, hidden]. The residual may be out itself (the same memory and strides) or be broadcast by
+    strides of 0.
 
     Operands are arrays, addresses (ints), or None until ``bind``; bias and residual that ``bind``
     will give are announced by address 0. Strides count elements; one left out packs row-major

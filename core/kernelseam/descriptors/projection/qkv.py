@@ -35,7 +35,7 @@ class QkvProjection(RotatedRows[QkvProjectionProblem]):
     head_dim], k and v [batch, kv_heads, S, head_dim].
 
     ``cos`` and ``sin`` float32 [max_position, rotary_dim / 2], rows stride_cos_row apart in both,
-    turn the first rotary_dim elements of every head of q and k, after the bias: with n =
+    rotate the first rotary_dim elements of every head of q and k, after the bias: with n =
     rotary_dim, x_i and x_j become x_i·cos_i − x_j·sin_i and x_j·cos_i + x_i·sin_i, where
     ``rotary_style`` "halves" pairs i < n/2 with j = i + n/2, and "pairs" 2i with 2i + 1 (RoFormer,
     Su et al. 2021, arXiv:2104.09864). cos_i and sin_i are of the row of the token's position: of
@@ -43,22 +43,22 @@ class QkvProjection(RotatedRows[QkvProjectionProblem]):
 
     ``block_table`` int32 [batch, table_width]: k and v are [pages, page_size, kv_heads, head_dim]
     (the page's stride is the batch's), and the token at position p of entry b is written to row p %
-    page_size of page block_table[b, p // page_size]; of two tokens at one place either stays.
+    page_size of page block_table[b, p // page_size]; where two tokens share a place, either may
+    remain.
 
     With any of the following, k and v are appended to the pages by a second launch, as
-    ``PagedCache`` says it: ``slot_mapping`` [batch, S] in place of the block table;
-    ``kv_lengths`` [batch], the keys of an entry after the call: its tokens are the last of them;
-    ``cu_seqlens`` [sequences + 1]: rows are packed (batch 1), sequence e has rows cu_seqlens[e] to
-    cu_seqlens[e + 1] − 1, tables and lengths are [sequences, …]; pages of another dtype than q
-    (``dtype_pages``), in e4m3 with ``k_scales`` and ``v_scales``, ``scales`` "heads" (given) or
-    "tokens" (written). A token without a place is passed over. Where kv_lengths or cu_seqlens say
-    the positions, q and k are rounded before their rotation, too, and q of a token without a place
-    is not rotated.
+    ``PagedCache`` says it: ``slot_mapping`` [batch, S] in place of the block table; ``kv_lengths``
+    [batch], the keys of an entry after the call: its tokens are the last of them; ``cu_seqlens``
+    [sequences + 1]: rows are packed (batch 1), sequence e has rows cu_seqlens[e] to cu_seqlens[e +
+    1] − 1, tables and lengths are [sequences, …]; pages of another dtype than q (``dtype_pages``),
+    in e4m3 with ``k_scales`` and ``v_scales``, ``scales`` "heads" (given) or "tokens" (written). A
+    token without a place is skipped. Where kv_lengths or cu_seqlens say the positions, q and k are
+    rounded before their rotation, too, and q of a token without a place is not rotated.
 
     Operands are arrays, addresses (ints), or None until ``bind``; an optional one (bias, cos, sin,
     positions, block_table) that ``bind`` will give is announced by address 0. Strides count
-    elements; one left out packs row-major around the others (pages: heads within rows). 0 repeats
-    an input.
+    elements; one left out packs row-major around the others (pages: heads within rows). Stride 0
+    broadcasts an input.
 
     ``kv_heads`` defaults to num_heads, ``dtype`` (of input and weight) to the arrays',
     ``dtype_out`` (of q, k and v; ``dtype_pages`` of pages of 8 bits, or beside an array of q) and
