@@ -135,7 +135,7 @@ def formula(case: Case, given: Operands, q: Any, k: Any, v: Any, dtype: Any) -> 
 
 
 def computed(case: Case, given: Operands, q: Any, k: Any, v: Any) -> torch.Tensor:
-    """By kernelseam, through the door that the case's layout has; [batch, heads, S_q, dim]."""
+    """By kernelseam, through the function that the case's layout has; [batch, heads, S_q, dim]."""
     options: dict[str, Any] = {
         "scale": case.scale,
         "softcap": case.softcap,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
 TESTS = sorted(set(re.findall(r"`(\w+/test_\w+\.py)::(\w+)`", PAGE)))
 FUNCTIONS = sorted(set(re.findall(r"`(kernelseam(?:\.\w+)+)`", PAGE)))
-DOORS = ("diffusers", "jax", "torch", "transformers", "vllm")
+INTEROP = ("diffusers", "jax", "torch", "transformers", "vllm")
 
 
 @cache
@@ -47,23 +47,23 @@ def test_a_function_is_there(name: str) -> None:
     assert callable(found) or found.__name__ == name
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_function_of_a_door_is_on_the_page(door: str) -> None:
-    names = importlib.import_module(f"kernelseam.interop.{door}").__all__
+@pytest.mark.parametrize("interop", INTEROP)
+def test_every_function_is_on_the_page(interop: str) -> None:
+    names = importlib.import_module(f"kernelseam.interop.{interop}").__all__
     calls = {n for n in names if n.islower()}
     assert calls
     assert calls <= {
-        n.rpartition(".")[2] for n in FUNCTIONS if n.startswith(f"kernelseam.interop.{door}.")
+        n.rpartition(".")[2] for n in FUNCTIONS if n.startswith(f"kernelseam.interop.{interop}.")
     }
 
 
-def test_every_door_is_known() -> None:
+def test_every_module_is_known() -> None:
     folder = ROOT / "core" / "kernelseam" / "interop"
     modules = {p.stem for p in folder.glob("*.py")} - {"__init__"}
-    assert {n for n in modules if "_" not in n} == set(DOORS)
+    assert {n for n in modules if "_" not in n} == set(INTEROP)
 
 
-def test_versions_are_those_that_the_doors_name() -> None:
+def test_versions_are_those_that_the_modules_name() -> None:
     from kernelseam.interop import diffusers, transformers, vllm
 
     for module in (diffusers, transformers, vllm):

@@ -112,11 +112,11 @@ def test_every_public_name_is_in_the_reference() -> None:
     said = "".join(p.read_text(encoding="utf-8") for p in (DOCS / "api").glob("*.md"))
     shown = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", said, re.MULTILINE)}
     assert set(kernelseam.__all__) - shown - {"__version__", "errors"} == set()
-    for door in ("torch", "jax", "transformers", "diffusers", "vllm"):
-        names = importlib.import_module(f"kernelseam.interop.{door}").__all__
+    for interop in ("torch", "jax", "transformers", "diffusers", "vllm"):
+        names = importlib.import_module(f"kernelseam.interop.{interop}").__all__
         for name in names:
             assert name == "NAME" or re.search(
-                rf"^::: kernelseam.interop.{door}\S*\.{name}$", said, re.M
+                rf"^::: kernelseam.interop.{interop}\S*\.{name}$", said, re.M
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import diffusers as door
+from kernelseam.interop import diffusers as interop
 
 torch = pytest.importorskip("torch", reason="torch is missing")
 with warnings.catch_warnings():
@@ -28,7 +28,7 @@ Models = dict[str, Callable[[], tuple[Any, dict[str, Any]]]]
 def registered() -> Iterator[None]:
     logging.getLogger("diffusers").setLevel(logging.ERROR)
     active = dispatcher._AttentionBackendRegistry._active_backend
-    assert door.register() == ("kernelseam",)
+    assert interop.register() == ("kernelseam",)
     yield
     dispatcher._AttentionBackendRegistry.set_active_backend(active)
 
@@ -170,7 +170,7 @@ def test_what_is_refused() -> None:
 
 def test_registering_again_changes_nothing() -> None:
     names = list(dispatcher.AttentionBackendName)
-    assert door.register() == ("kernelseam",) and list(dispatcher.AttentionBackendName) == names
+    assert interop.register() == ("kernelseam",) and list(dispatcher.AttentionBackendName) == names
     assert [n.value for n in names].count("kernelseam") == 1
     assert dispatcher.AttentionBackendName.KERNELSEAM == "kernelseam"
 
@@ -179,17 +179,17 @@ def test_another_diffusers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as changed:
         changed.setattr(diffusers, "__version__", "0.35.1")
         with pytest.raises(InvalidValue) as caught:
-            door.register()
+            interop.register()
     assert str(caught.value) == (
         "diffusers = 0.35.1: must be 0.42 or later. pip install 'diffusers>=0.42' (tested with "
         "0.42.1)."
     )
     monkeypatch.delattr(dispatcher, "_AttentionBackendRegistry")
     with pytest.raises(InvalidValue, match="its attention dispatcher is not the one that is known"):
-        door.register()
+        interop.register()
 
 
-def test_importing_the_door_imports_no_diffusers() -> None:
+def test_importing_it_imports_no_diffusers() -> None:
     code = (
         "import sys, kernelseam.interop.diffusers as d; sys.modules['diffusers'] = None\n"
         "try:\n    d.register()\nexcept ValueError as e:\n    print(e)"

@@ -219,7 +219,7 @@ def test_functions_are_compiled_once_for_equal_shapes_and_options() -> None:
     assert traced == [(1, 2, 4, 8)]
 
 
-def test_importing_the_door_imports_no_jax() -> None:
+def test_importing_it_imports_no_jax() -> None:
     code = "import sys, kernelseam.interop.jax; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

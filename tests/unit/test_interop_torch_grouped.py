@@ -293,10 +293,10 @@ def test_experts_of_models(model: str) -> None:
     pytest.importorskip(
         "transformers.integrations.moe", reason="transformers has no experts interface"
     )
-    from kernelseam.interop import transformers as door
+    from kernelseam.interop import transformers as interop
     from kernelseam.interop.transformers_experts import _epilogue
 
-    door.register()
+    interop.register()
     names = {"mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "gpt_oss": "GptOss"}
     sizes = {"hidden_size": 32, "intermediate_size": 24, "moe_intermediate_size": 24}
     config = getattr(hf, f"{names[model]}Config")(
@@ -314,7 +314,7 @@ def test_experts_of_models(model: str) -> None:
     made = getattr(hf, f"{names[model]}ForCausalLM")(config).float()
     tokens = torch.randint(0, 64, (2, 9))
     results = []
-    for implementation in ("eager", door.NAME):
+    for implementation in ("eager", interop.NAME):
         made.set_experts_implementation(implementation)
         experts = made.model.layers[0].mlp.experts
         assert (_epilogue(experts, "gate_up_proj") is None) == (model == "gpt_oss")

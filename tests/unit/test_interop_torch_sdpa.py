@@ -243,7 +243,7 @@ def test_registration_under_its_name(monkeypatch: pytest.MonkeyPatch, refused: R
     assert "torch_flash" not in names
 
 
-def test_a_torch_without_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.nn.attention, "register_flash_attention_impl")
     with pytest.raises(kernelseam.errors.InvalidValue, match=r"has no torch\.nn\.attention\.regis"):
         ks.register_flash_attention()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import transformers as door
+from kernelseam.interop import transformers as interop
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 hf = pytest.importorskip(
@@ -23,7 +23,7 @@ from kernelseam.interop import transformers_padding as of_rows  # noqa: E402
 from transformers import masking_utils  # noqa: E402
 from transformers_models import MODELS, compared, inputs, made, padded  # noqa: E402
 
-door.register()
+interop.register()
 
 DECODERS = [m.name for m in MODELS.values() if m.decoder]
 LOGITS = 4e-6
@@ -415,9 +415,9 @@ def test_a_model_with_an_attention_of_its_own_is_refused(name: str, compiled: bo
     or tuple(map(int, hf.__version__.split(".")[:2])) < (5, 23),
     reason="this Transformers has other names for continuous batching",
 )
-def test_transformers_has_no_door_for_continuous_batching() -> None:
+def test_transformers_has_no_hook_for_continuous_batching() -> None:
     """It knows names of its own, and names with "flash" in them, which it looks up elsewhere though
-    they are registered. When this test fails, there is a door."""
+    they are registered. When this test fails, Transformers has a hook for it."""
     with pytest.raises(ValueError, match="kernelseam is not supported for continuous batching"):
         made("llama", "kernelseam").generate_batch(
             [[3, 4, 5]], generation_config=hf.GenerationConfig(max_new_tokens=2, eos_token_id=-1)
@@ -435,7 +435,7 @@ def test_transformers_has_no_door_for_continuous_batching() -> None:
 
 
 def test_registered_once_or_twice() -> None:
-    assert door.register() == door.register() == ("kernelseam",)
+    assert interop.register() == interop.register() == ("kernelseam",)
     modeling = importlib.import_module("transformers.modeling_utils")
     masking = importlib.import_module("transformers.masking_utils")
     assert modeling.ALL_ATTENTION_FUNCTIONS["kernelseam"] is ours.attention_forward
@@ -448,7 +448,7 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         InvalidValue, match=r"transformers = None: is not installed\. pip install 'transformers>="
     ):
-        door.register()
+        interop.register()
 
 
 @pytest.mark.parametrize("version", ["4.56.2", "strange"])
@@ -457,4 +457,4 @@ def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch, versi
     old.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers", old)
     with pytest.raises(InvalidValue, match=rf"{version}.*: must be 4\.57 or later.*pip install"):
-        door.register()
+        interop.register()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from attention_formula import attention
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import transformers as door
+from kernelseam.interop import transformers as interop
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 hf = pytest.importorskip(
@@ -25,7 +25,7 @@ from transformers_small import inputs as small_inputs  # noqa: E402
 from transformers_small import made as small_model  # noqa: E402
 from transformers_small import result  # noqa: E402
 
-door.register()
+interop.register()
 
 
 def qkv(rows: int = 6, keys: int = 6, heads: int = 4) -> tuple[Any, Any, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import kernelseam
 import pytest
 from kernelseam.errors import InvalidValue
-from kernelseam.interop import vllm as door
+from kernelseam.interop import vllm as interop
 
 ROOT = Path(__file__).parents[2]
 PAGE, PAGES = 16, 24
@@ -25,7 +25,7 @@ PAGE, PAGES = 16, 24
 def vllm() -> Any:
     pytest.importorskip("torch", reason="torch is not installed")
     found = pytest.importorskip("vllm", reason="vllm is missing: pip install vllm")
-    door.register()
+    interop.register()
     return found
 
 
@@ -33,12 +33,12 @@ def vllm() -> Any:
 def backend(vllm: Any) -> Any:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    return AttentionBackendEnum[door.NAME].get_class()
+    return AttentionBackendEnum[interop.NAME].get_class()
 
 
 def test_registered_under_its_name(backend: Any) -> None:
-    assert backend.__name__ == "KernelseamBackend" and backend.get_name() == door.NAME
-    assert door.register() == (door.NAME,)
+    assert backend.__name__ == "KernelseamBackend" and backend.get_name() == interop.NAME
+    assert interop.register() == (interop.NAME,)
 
 
 def refusals(backend: Any, **changed: Any) -> list[str]:
@@ -439,24 +439,24 @@ def test_the_entry_point_is_load() -> None:
 def test_another_vllm_is_refused_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.20.1"))
     with pytest.raises(InvalidValue, match=r"^vllm = 0\.20\.1: must be 0\.32 or later\. pip "):
-        door.register()
+        interop.register()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        door.load()
+        interop.load()
     assert "vLLM has no backend KERNELSEAM: vllm = 0.20.1" in str(caught[0].message)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.34.0"))
     monkeypatch.setitem(sys.modules, "vllm.v1.attention.backends.registry", SimpleNamespace())
     with pytest.raises(InvalidValue, match="its registry of attention backends is not the one"):
-        door.register()
+        interop.register()
 
 
 def test_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(InvalidValue, match=r"^vllm = None: is not installed\. pip install 'vllm>="):
-        door.register()
+        interop.register()
 
 
-def test_importing_the_door_imports_no_vllm() -> None:
+def test_importing_it_imports_no_vllm() -> None:
     code = "import sys, kernelseam.interop.vllm; print('vllm' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

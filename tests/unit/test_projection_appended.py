@@ -301,6 +301,6 @@ def test_torch_sees_one_operator() -> None:
     with torch.device("meta"):
         rows = torch.empty(11, HIDDEN), torch.empty(WIDTH, HIDDEN), None, H, G, D
         offsets = torch.empty(4, dtype=torch.int32)
-    for door in (on_torch, ks):
+    for home in (on_torch, ks):
         with pytest.raises(InvalidValue, match=r"cu_seqlens_q = given: k and v are not written"):
-            door.fused_qkv_projection(*rows, cu_seqlens_q=offsets)
+            home.fused_qkv_projection(*rows, cu_seqlens_q=offsets)

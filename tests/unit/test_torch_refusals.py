@@ -16,7 +16,7 @@ from kernelseam.interop import torch as ks
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from public_calls import Arguments  # noqa: E402
-from torch_calls import CALLS, DOORS, OPERANDS, OPTIONS, arguments_of  # noqa: E402
+from torch_calls import CALLS, INTEROP, OPERANDS, OPTIONS, arguments_of  # noqa: E402
 from torch_operators import cells, in_mode, on_fakes, qkv  # noqa: E402
 
 SDPA = {"query": "q", "key": "k", "value": "v"}
@@ -170,7 +170,7 @@ def test_keys_that_are_values_are_read_once_where_they_are_compiled() -> None:
             run(q, k, k.clone())
 
 
-@pytest.mark.parametrize("name", [n for n in DOORS if "attention_paged" not in n])
+@pytest.mark.parametrize("name", [n for n in INTEROP if "attention_paged" not in n])
 def test_an_empty_name_of_a_dtype_is_a_name(name: str) -> None:
     given = arguments_of(name)
     if "out_dtype" in given:
@@ -189,14 +189,14 @@ FOLLOWED: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize("how", FOLLOWED)
-@pytest.mark.parametrize("door", [kernelseam, ks])
+@pytest.mark.parametrize("home", [kernelseam, ks])
 @pytest.mark.parametrize("name", ["bmm", "matmul2d"])
-def test_sums_and_maxima_are_refused_where_torch_follows(name: str, door: Any, how: str) -> None:
+def test_sums_and_maxima_are_refused_where_torch_follows(name: str, home: Any, how: str) -> None:
     made, lead = torch.zeros(5), (2,) if name == "bmm" else ()
 
     def multiply(a: Any, b: Any) -> Any:
         sums = epilogues.row_sums(made.to(a.device))
-        return getattr(door, name)(a, b, epilogue=["relu", sums])
+        return getattr(home, name)(a, b, epilogue=["relu", sums])
 
     with pytest.raises(InvalidValue, match="^epilogue = row_sums, column_sums or amax: is of"):
         FOLLOWED[how](multiply, cells(*lead, 5, 7, grad=False), cells(*lead, 7, 4, grad=False))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelseam.interop import transformers as door
+from kernelseam.interop import transformers as interop
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 hf = pytest.importorskip(
@@ -47,10 +47,10 @@ def calls() -> Any:
         found.append(1)
         return attention_forward(*operands, **options)
 
-    door.register()
+    interop.register()
     hf.AttentionInterface.register("kernelseam", counted)
     yield found
-    door.register()
+    interop.register()
 
 
 def close(found: Any, expected: Any) -> bool:

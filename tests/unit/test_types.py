@@ -23,8 +23,8 @@ def functions() -> dict[str, Callable[..., Any]]:
     }
     for library in ("torch", "jax"):
         if find_spec(library) is not None:
-            door = importlib.import_module(f"kernelseam.interop.{library}")
-            found |= {f"{library}.{n}": getattr(door, n) for n in door.__all__}
+            interop = importlib.import_module(f"kernelseam.interop.{library}")
+            found |= {f"{library}.{n}": getattr(interop, n) for n in interop.__all__}
     return found
 
 
@@ -41,8 +41,10 @@ def test_no_public_function_returns_any(name: str) -> None:
 @pytest.mark.parametrize("library", ["torch", "jax"])
 def test_functions_are_listed_before_their_library_is_imported(library: str) -> None:
     """For completion in editors and shells."""
-    door = importlib.import_module(f"kernelseam.interop.{library}")
-    assert dir(door) == sorted(" ".join(door._NAMES.values()).split()) == sorted(door.__all__)
+    interop = importlib.import_module(f"kernelseam.interop.{library}")
+    assert (
+        dir(interop) == sorted(" ".join(interop._NAMES.values()).split()) == sorted(interop.__all__)
+    )
 
 
 OVERLOADED = {

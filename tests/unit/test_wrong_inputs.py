@@ -20,9 +20,9 @@ from wrong_values import NEVER, wrong
 if find_spec("torch") is None:
     CALLS = OF_ARRAYS
 else:
-    from torch_calls import DOORS
+    from torch_calls import INTEROP
 
-    CALLS = {**OF_ARRAYS, **DOORS}
+    CALLS = {**OF_ARRAYS, **INTEROP}
 
 LONGEST = 500
 """Characters of a refusal."""

@@ -26,7 +26,7 @@ def register() -> tuple[str, ...]:
 
     A model then takes it by ``model.set_attention_backend("kernelseam")``, a block of code by
     ``diffusers.models.attention_dispatch.attention_backend("kernelseam")``. The dispatcher's names
-    are an enumeration without a door for others: a member is added to it. Registering again changes
+    are a closed enumeration: a member is added to it. Registering again changes
     nothing. Raises InvalidValue where diffusers is missing, older than 0.42, or has another
     dispatcher than is known.
     """

@@ -1,5 +1,5 @@
 """Ours as torch's implementation of flash attention: what scaled_dot_product_attention calls where
-it chooses that backend. Imports torch, of which 2.11 and later have the door."""
+it chooses that backend. Imports torch, of which 2.11 and later have the hook."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _LSE = "return_lse"
 """Is of overloads, each with a type of its own, and not of the types of options."""
 
 
-class Door:
+class Frontend:
     """A public function's share of ``AttentionOptions``: which it takes, their defaults, and its
     names of operands."""
 
@@ -75,9 +75,11 @@ class Door:
         return (result, results["lse"]) if options.get(_LSE) else result
 
 
-DENSE = Door("attention", Dense)
-PACKED = Door("attention_varlen", Packed, ("max_seqlen_q", "max_seqlen_k"))
-_PAGED = Door("attention_paged", Paged, defaults=PAGED, operands={"k": "k_pages", "v": "v_pages"})
+DENSE = Frontend("attention", Dense)
+PACKED = Frontend("attention_varlen", Packed, ("max_seqlen_q", "max_seqlen_k"))
+_PAGED = Frontend(
+    "attention_paged", Paged, defaults=PAGED, operands={"k": "k_pages", "v": "v_pages"}
+)
 
 
 @overload

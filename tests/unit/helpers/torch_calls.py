@@ -26,7 +26,7 @@ def tensor(x: Any) -> Any:
     return type(x)(map(tensor, x)) if type(x) in (tuple, list) else x
 
 
-def _door(name: str, plain: str = "", **more: Any) -> PublicCall:
+def _of_torch(name: str, plain: str = "", **more: Any) -> PublicCall:
     """A function of kernelseam.interop.torch with the arguments of the plain one."""
     call = getattr(ks, name)
     own = inspect.signature(call).parameters
@@ -64,17 +64,19 @@ def _on_tensors(public: PublicCall) -> PublicCall:
     return PublicCall(call, public.arguments, names=public.names)
 
 
-DOORS = {
+INTEROP = {
     f"torch.{name}": _on_tensors(public)
     for name, public in {
-        **{n: _door(n) for n in ks.__all__ if n in FUNCTIONS},
-        "fused_qkv_projection paged": _door("fused_qkv_projection", "fused_qkv_projection paged"),
+        **{n: _of_torch(n) for n in ks.__all__ if n in FUNCTIONS},
+        "fused_qkv_projection paged": _of_torch(
+            "fused_qkv_projection", "fused_qkv_projection paged"
+        ),
         "scaled_dot_product_attention": PublicCall(ks.scaled_dot_product_attention, _sdpa),
     }.items()
 }
 PLAIN = {name: _on_tensors(public) for name, public in FUNCTIONS.items()}
 
-CALLS = {**PLAIN, **DOORS}
+CALLS = {**PLAIN, **INTEROP}
 
 
 def arguments_of(name: str) -> Arguments:

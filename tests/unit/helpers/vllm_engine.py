@@ -22,7 +22,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
 )
 
-import kernelseam.interop.vllm as door  # noqa: E402
+import kernelseam.interop.vllm as interop  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
@@ -84,7 +84,7 @@ def by_engine(folder: str) -> tuple[Tokens, int]:
     from vllm import LLM, SamplingParams
     from vllm.platforms import current_platform
 
-    door.register()  # as the entry point does where kernelseam is installed
+    interop.register()  # as the entry point does where kernelseam is installed
     if current_platform.is_cpu():
         _host_takes_ours()
     from kernelseam.interop.vllm_attention import KernelseamImpl
@@ -98,7 +98,7 @@ def by_engine(folder: str) -> tuple[Tokens, int]:
     KernelseamImpl.forward = counted  # type: ignore[method-assign]
     engine = LLM(
         model=folder,
-        attention_backend=door.NAME,
+        attention_backend=interop.NAME,
         skip_tokenizer_init=True,
         dtype="float32",
         max_model_len=256,
@@ -120,7 +120,7 @@ def _host_takes_ours() -> None:
     own = CpuPlatform.get_attn_backend_cls.__func__
 
     def chosen(cls: Any, selected: Any, *rest: Any, **options: Any) -> str:
-        if selected is not None and selected.name == door.NAME:
+        if selected is not None and selected.name == interop.NAME:
             path: str = selected.get_path()
             return path
         return str(own(cls, selected, *rest, **options))
