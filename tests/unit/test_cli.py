@@ -406,6 +406,10 @@ def test_empty_problems(command: Command) -> None:
             ("gemm", "--layout", "pointers", "--spacing", "odd"),
             "spacing = odd: must be one of scattered, even",
         ),
+        (
+            ("gemm", "--spacing", "even"),
+            "--spacing = even: describes lists of addresses. Give --layout pointers too.",
+        ),
         (("attention", "--backend", "abacus"), "backend = abacus: must be one of"),
         (("gemm", "--backend", "abacus"), "backend = abacus: must be one of"),
         (("explain", "gemm", "--backend", "abacus"), "backend = abacus: must be one of"),

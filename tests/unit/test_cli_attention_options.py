@@ -272,6 +272,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
     [
         (("--page-size", 8), "--page-size = 8: it is that of pages. Give --paged too."),
         (("--shared-pages", 8), "--shared-pages = 8: they are pages. Give --paged too."),
+        (("--block-mask", 4), "--block-mask = 4: it is how --mask-mod is given. Give it too."),
         (
             ("--shared-pages", 3000, "--paged"),
             "--shared-pages = 3000: the shortest entry fills 32. Give fewer, or more keys.",

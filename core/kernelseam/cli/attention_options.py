@@ -167,6 +167,11 @@ class AttentionOptions(ScoreNumbers):
                 "they are pages",
                 "Give --paged too",
             ),
+            "--block-mask": (
+                self.block_mask is not None and self.mask_mod is None,
+                "it is how --mask-mod is given",
+                "Give it too",
+            ),
             "--latent": (
                 self.latent and self.backward,
                 "it has no gradients",

@@ -229,6 +229,10 @@ def product(
     of_operands = dtype_of("float16" if dtype is None else dtype, "dtype", fp8=True)
     lists = one_of("layout", layout, "strided", "pointers") == "pointers"
     scattered = one_of("spacing", spacing, "scattered", "even") == "scattered"
+    if not (lists or scattered):
+        raise InvalidValue(
+            "--spacing", spacing, "describes lists of addresses", "Give --layout pointers too"
+        )
     M, N, K = (default(x, 512) for x in (m, n, k))
     plain = GemmCase(
         "",
