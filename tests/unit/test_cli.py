@@ -665,6 +665,26 @@ def test_cache_commands(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_p
     folder.chmod(0o700)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cache", "ls"),
+        ("cache", "clear"),
+        ("tune", "--clear"),
+        ("tune", "gemm", "--m", "8", "--n", "8", "--k", "8", "--backend", "numpy"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_in_the_place_of_the_caches_folder(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    place = tmp_path / "cache"
+    place.write_text("")
+    monkeypatch.setenv("KERNELSEAM_CACHE_DIR", str(place))
+    status, out, err = command(*arguments)
+    assert (status, out, err.splitlines()[-1]) == (1, "", f"error: {place} is not a folder")
+
+
 def test_a_table_on_a_terminal_and_version(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

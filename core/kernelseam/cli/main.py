@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise SystemExit(1) from None
         except (InvalidValue, Unsupported) as e:
             _end(e, 2, command_line)
-        except (KernelSeamError, MemoryError) as e:
+        except (KernelSeamError, MemoryError, OSError) as e:  # what the file system refuses, too
             _end(e, 1, command_line)
         except Exception as e:
             if not hasattr(e, "format_message"):  # no usage error
