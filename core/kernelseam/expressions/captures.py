@@ -10,11 +10,15 @@ same code is known to have the same trace: only its numbers and arrays are read 
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
+import inspect
+import numbers
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +27,17 @@ from kernelseam.expressions.functions import ELEMENT_TYPES, Untraceable
 from kernelseam.expressions.nodes import Node, Type, order
 from kernelseam.expressions.values import Argument, Captured, Path, Value, call
 
-READ: dict[str, Callable[[Any, Any], Any]] = {
+READ: dict[str, Callable[..., Any]] = {
     "cell": lambda x, i: x.__closure__[i].cell_contents,
     "global": lambda x, name: x.__globals__[name],
     "attribute": getattr,
     "item": lambda x, i: x[i],
+    "has": hasattr,
+    "length": len,
+    "truth": bool,
 }
 """The steps of a path."""
+_PLAIN = bool | int | float | str | bytes | Enum | None
 _LIBRARIES = ("torch.", "numpy.", f"{__name__.partition('.')[0]}.")
 
 
@@ -46,13 +54,23 @@ def _guard(x: Any) -> tuple[Any, ...]:
     if isinstance(x, types.MethodType):
         return "code", x.__func__.__code__
     if isinstance(x, tuple | list):
-        return "sequence", len(x)
+        return "sequence", len(x), type(x)
     if isinstance(x, dict):
         return "keys", tuple(x)
     one = isinstance(x, type | types.ModuleType | types.BuiltinFunctionType | np.ufunc)
     if one or _jax_home(x) or _wrapped(x):
         return "object", id(x), x  # which is kept, so that its id is not used again
-    return "type", type(x)
+    if _has_members(x):
+        return "type", type(x)
+    return "value", type(x), x if isinstance(x, Hashable) else copy.copy(x)
+
+
+def _has_members(x: Any) -> bool:
+    """Whether what is read of an object is lifted in its place: not of one that is a value."""
+    values = _PLAIN | numbers.Number | type | types.ModuleType | types.BuiltinFunctionType
+    of_torch = f"{type(x).__module__}.".startswith(("torch._C.", "torch._ops."))
+    own = hasattr(x, "__dict__") or hasattr(type(x), "__slots__")
+    return own and not of_torch and not isinstance(x, values)
 
 
 def dtype_name(x: Any) -> str:
@@ -76,6 +94,13 @@ def _globals(code: types.CodeType) -> frozenset[str]:
     return frozenset(own.union(*inner))
 
 
+@functools.lru_cache(256)
+def _attributes(code: types.CodeType) -> frozenset[str]:
+    """Names that may be attributes of what a function, or one inside it, reads."""
+    inner = (_attributes(c) for c in code.co_consts if isinstance(c, types.CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
 class Capture(NamedTuple):
     """Where something is read, and what it was."""
 
@@ -91,6 +116,8 @@ class Record(NamedTuple):
     """Numbers whose values Python needed."""
     numbers: tuple[Path, ...]
     arrays: tuple[Path, ...]
+    same: tuple[tuple[Path, Path], ...] = ()
+    """Where one array or function is read by two paths, of which the trace has the second alone."""
 
     def read(self, root: Any) -> tuple[tuple[int | float, ...], tuple[Any, ...]] | None:
         """Numbers and arrays of another function; None where its trace may be another one."""
@@ -105,6 +132,8 @@ class Record(NamedTuple):
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             return None
         if any(found[path] != value for path, value in self.constants.items()):
+            return None
+        if any(found[path] is not found[known] for path, known in self.same):
             return None
         numbers = tuple(found[path] for path in self.numbers)
         if not all(_fits(x) for x in numbers):
@@ -125,7 +154,9 @@ class Lifter:
         self._constants: dict[Path, int | float] = {}
         self._numbers: dict[Path, int | float] = {}
         self._arrays: dict[Path, Any] = {}
-        self._copies: dict[int, tuple[Any, types.FunctionType]] = {}
+        self._same: dict[Path, Path] = {}
+        self._copies: dict[int, tuple[Any, types.FunctionType, Path]] = {}
+        self._attributes: frozenset[str] = frozenset()
 
     @property
     def record(self) -> Record:
@@ -134,6 +165,7 @@ class Lifter:
             self._constants,
             tuple(self._numbers),
             tuple(self._arrays),
+            tuple(self._same.items()),
         )
 
     @property
@@ -162,7 +194,16 @@ class Lifter:
             )
         known = next((p for p, x in self._arrays.items() if x is array), path)
         self._arrays.setdefault(known, array)
+        if known != path:
+            self._same[path] = known
         return list(self._arrays).index(known), name, len(array.shape)
+
+    def constant(self, path: Path, value: Any) -> Any:
+        """What the trace is of, and another function must have alike."""
+        self._captures.setdefault(path, Capture(path, _guard(value)))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._constants[path] = value
+        return value
 
     def paths(self, n: Node) -> set[Path]:
         numbers = list(self._numbers)
@@ -200,23 +241,40 @@ class Lifter:
             )
         if isinstance(x, tuple | list):
             items = [self.lift(y, (*path, ("item", i))) for i, y in enumerate(x)]
+            if hasattr(x, "_fields"):
+                return type(x)(*items)
             return items if isinstance(x, list) else tuple(items)
         if isinstance(x, dict):
             return {k: self.lift(y, (*path, ("item", k))) for k, y in x.items()}
-        if hasattr(x, "__dict__") and not (
-            isinstance(x, type | types.ModuleType | types.BuiltinFunctionType)
-            or f"{type(x).__module__}.".startswith(("torch._C.", "torch._ops."))
-        ):
-            return Members(self, x, path)
-        return x
+        if isinstance(x, type | types.ModuleType):
+            self._namespace(x, path)
+        return Members(self, x, path) if _has_members(x) else x
+
+    def _namespace(self, x: Any, path: Path) -> None:
+        """A class or a module stays what it is: its constants are the trace's."""
+        home = x.__name__ if isinstance(x, types.ModuleType) else x.__module__
+        known = {*sys.stdlib_module_names, *(n.rstrip(".") for n in _LIBRARIES), "jax"}
+        if home.partition(".")[0] in known and home != "__main__":
+            return
+        for name in sorted(self._attributes):
+            value, inner = inspect.getattr_static(x, name, ...), (*path, ("attribute", name))
+            if isinstance(value, _PLAIN):
+                self.constant(inner, value)
+            elif isinstance(value, type | types.ModuleType) and inner not in self._captures:
+                self._captures[inner] = Capture(inner, _guard(value))
+                self._namespace(value, inner)
 
     def _function(self, f: types.FunctionType, path: Path) -> types.FunctionType:
         if id(f) in self._copies:
-            return self._copies[id(f)][1]
+            _, copy, known = self._copies[id(f)]
+            if known != path:
+                self._same[path] = known
+            return copy
         cells = tuple(types.CellType() for _ in f.__closure__ or ())
         scope = dict(f.__globals__)
         copy = types.FunctionType(f.__code__, scope, f.__name__, None, cells)
-        self._copies[id(f)] = f, copy
+        self._copies[id(f)] = f, copy, path
+        self._attributes |= _attributes(f.__code__)
         for name in sorted(_globals(f.__code__) & scope.keys()):
             scope[name] = self.lift(scope[name], (*path, ("global", name)))
         for i, (cell, old) in enumerate(zip(cells, f.__closure__ or (), strict=True)):
@@ -228,6 +286,8 @@ class Lifter:
         for name in ("__defaults__", "__kwdefaults__"):
             lifted = self.lift(getattr(f, name), (*path, ("attribute", name)))
             setattr(copy, name, lifted)
+        if cells:  # each place may have another of its code
+            del self._copies[id(f)]
         return copy
 
 
@@ -299,7 +359,14 @@ class Members:
         lifter._captures.setdefault(path, Capture(path, _guard(of)))
         self.__dict__.update(_lifter=lifter, _of=of, _path=path)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What isinstance asks."""
+        return type(self.__dict__["_of"])
+
     def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._of, name):
+            self._lifter.constant((*self._path, ("has", name)), False)
         x = getattr(self._of, name)
         path = (*self._path, ("attribute", name))
         if isinstance(x, types.MethodType) and x.__self__ is self._of:
@@ -313,7 +380,7 @@ class Members:
         if not isinstance(getattr(type(self._of), name, None), types.FunctionType):
             kind = type(self._of).__name__
             raise Untraceable(f"a {kind} is called", "Write what it computes in the function")
-        return getattr(self, name)(*args, **options)
+        return self.__getattr__(name)(*args, **options)
 
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, Value):
@@ -321,7 +388,21 @@ class Members:
         return self._lifter.lift(self._of[i], (*self._path, ("item", i)))
 
     def __len__(self) -> int:
-        return len(self._of)
+        return int(self._lifter.constant((*self._path, ("length",)), len(self._of)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(self._lifter.constant((*self._path, ("truth",)), bool(self._of)))
+
+    def __eq__(self, other: object) -> bool:
+        if other is None or isinstance(other, type):
+            return False
+        kind = type(self._of).__name__
+        raise Untraceable(f"a {kind} is compared", "Compare a number or a string that it has")
+
+    __hash__ = object.__hash__
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise Untraceable(

@@ -6,6 +6,7 @@ Python's operators, NumPy's functions and torch's all end in ``functions.FUNCTIO
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -197,7 +198,7 @@ class Captured:
         return self.shape if axis is None else self.shape[axis]
 
     def __len__(self) -> int:
-        return int(self.of.shape[len(self.at)])
+        return operator.index(self.shape[0])
 
     def __getattr__(self, name: str) -> Any:
         if name in ("dtype", "device", "ndim"):

@@ -59,8 +59,8 @@ def _compiled(epilogue: Any, like: Tensor) -> Traced:
     raise_refusal(described)
     text, numbers, arrays, guards = described
     functions = [x.function if isinstance(x, Gated) else x for x in parts]
-    for which, path, kind, value in guards:
-        guarded(read(functions[which], path), kind, value)
+    for guard in guards:
+        guarded(functions, *guard)
     values = [float(read(functions[which], path)) for which, path in numbers]
     found = [read(functions[which], path) for which, path in arrays]
     return operands_of("epilogue", text, values, found, like)
@@ -133,6 +133,7 @@ def _described(specs: Any, any_number: bool) -> Any:
         if len(path) > depth + (len(path) > 0 and path[0] == ("cell", 1))
         and (at := within(path))[0] not in named
     ]
+    guards += [(*within(path), "same", within(known)) for path, known in own.same]
     numbers, arrays = (tuple(map(within, x)) for x in (own.numbers, own.arrays))
     return epilogue_text(expression.structure), numbers, arrays, tuple(guards)
 

@@ -65,8 +65,8 @@ def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> T
     raise_refusal(described)
     text, numbers, arrays, guards = described
     functions = (score_mod, mask_mod)
-    for which, path, kind, value in guards:
-        guarded(read(functions[which], path), kind, value)
+    for guard in guards:
+        guarded(functions, *guard)
     values = [float(read(functions[which], path)) for which, path in numbers]
     found = [read(functions[which], path) for which, path in arrays]
     return operands_of(_FIELDS, text, [*values, *lengths], [*found, *words], like)
@@ -96,6 +96,7 @@ def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
         numbers += [(which, path) for path in record.numbers]
         arrays += [(which, path) for path in record.arrays]
         guards += [(which, *guard) for guard in guards_of(record)]
+        guards += [(which, path, "same", (which, known)) for path, known in record.same]
     return text_of(own.structure), tuple(numbers), tuple(arrays), tuple(guards)
 
 
@@ -141,9 +142,12 @@ def read(x: Any, path: Any) -> Any:
     return x
 
 
-def guarded(x: Any, kind: str, value: Any) -> None:
+def guarded(functions: Any, which: int, path: Any, kind: str, value: Any) -> None:
     """Have Dynamo depend on what it reads here."""
-    if kind == "equal":
+    x = read(functions[which], path)
+    if kind == "same":
+        assert x is read(functions[value[0]], value[1])
+    elif kind == "equal":
         assert x == value
     elif kind == "length":
         assert len(x) == value
