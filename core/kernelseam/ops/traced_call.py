@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, cast
 
 from kernelseam.contract import WORKSPACE_ALIGNMENT, ArrayInfo, Device, Launches, Runtime
@@ -25,7 +25,7 @@ from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, 
 from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_memset, traced_steps
 from kernelseam.ops.operation import Operation
 from kernelseam.planning.checks import check_addresses, check_overlap
-from kernelseam.symbolic import Symbol, Trace, Untraceable, most
+from kernelseam.symbolic import Facts, Symbol, Trace, Untraceable, most
 from kernelseam.tuned.classes import representative
 
 Selections = tuple[Selection, ...]
@@ -33,6 +33,9 @@ Selections = tuple[Selection, ...]
 _SOMEWHERE = 1 << 40
 """Addresses that nothing reads, for tracing."""
 _WORKSPACE, _ZEROED = "w", "z"
+_MOST_EXTENT, _MOST_STRIDE = (1 << 22) - 1, (1 << 30) - 1
+"""Of calls that are traced together, where the traced one has no larger: the bytes that arrays span
+are no more than an int64 holds, and are not asked for."""
 Packed = tuple[tuple[Any, ...], Any, tuple[Callable[[int], None], ...]]
 """Results, the workspace, launches."""
 
@@ -139,20 +142,23 @@ class TracedCall:
     ) -> None:
         """``options(symbol)``: the call's options with symbols for numbers, which are the first
         numbers; extents and strides follow. Raises Untraceable, and what ``compute`` raises."""
-        self._trace, self._device, self._runtime = Trace(), device, runtime
+        self._device, self._runtime, self._implementation = device, runtime, implementation
+        facts: Facts = {}
+        for _ in range(2):  # what the first shows of the numbers, the second need not ask
+            self._trace = Trace(facts)
+            self._numbers, self._addresses = list[str](), list[str]()
+            given = options(self._symbol)
+            infos = {name: self._view(info) for name, info in arrays.items()}
+            operation = _Operation(infos, self._trace)
+            compute(operation, *given)
+            facts = self._trace.facts(frozenset((*self._addresses, *_addresses_of(operation.new))))
         self._text = Text(self._trace)
-        self._implementation = implementation
-        self._numbers, self._addresses = list[str](), list[str]()
-        given = options(self._symbol)
-        infos = {name: self._view(info) for name, info in arrays.items()}
-        operation = _Operation(infos, self._trace)
-        compute(operation, *given)
         self._traced, self._new = tuple(operation.traced), dict(operation.new)
         if not self._traced:
             raise Untraceable("nothing is launched")
         self.written = tuple(dict.fromkeys(operation.written))
         self.results = tuple(self._new)
-        self._late = frozenset((*self._addresses, *self._new_addresses()))
+        self._late = frozenset((*self._addresses, *_addresses_of(self._new)))
         varied, self._represented = self._text.problems([t.represented for t in self._traced])
         if any(map(self._trace.dependence(self._late), varied)):
             raise Untraceable("an address decides which class a problem is of")
@@ -162,12 +168,15 @@ class TracedCall:
         )
         """``class_of(*numbers)``: the numbers of the representatives that vary; None where a
         condition does not hold that needs no address."""
-        conditions, _ = self._trace.code((), frozenset(self._new_addresses()))
-        inputs = ", ".join((*self._addresses, *self._numbers))
-        self.takes = self._text.compiled("takes", inputs, [*conditions, "return True"])
+        self._by_selections: dict[Selections, Kernels] = {}
+
+    @cached_property
+    def takes(self) -> Callable[..., bool | None]:
         """``takes(*addresses, *numbers)``: whether a call takes the same path through the checks,
         as far as its own numbers decide; None where not."""
-        self._by_selections: dict[Selections, Kernels] = {}
+        conditions, _ = self._trace.code((), frozenset(_addresses_of(self._new)))
+        inputs = ", ".join((*self._addresses, *self._numbers))
+        return self._text.compiled("takes", inputs, [*conditions, "return True"])
 
     def kernels_of(self, values: tuple[Any, ...]) -> Kernels | None:
         """The kernels of the class of which ``class_of`` returned ``values``, which classes share;
@@ -179,20 +188,16 @@ class TracedCall:
             else self._by_selections.setdefault(selections, Kernels(selections))
         )
 
-    def _symbol(self, value: Any) -> Any:
+    def _symbol(self, value: Any, most: int = _MOST_EXTENT) -> Any:
         name = f"n{len(self._numbers)}"
         self._numbers.append(name)
-        return self._trace.input(name, value)
-
-    def _new_addresses(self) -> list[str]:
-        return [f"a{i}" for i in range(len(self._new))]
+        return self._trace.input(name, value, most)
 
     def _view(self, info: ArrayInfo) -> ArrayInfo:
         self._addresses.append(name := f"p{len(self._addresses)}")
         pointer = self._trace.input(name, info.pointer)
-        shape, strides = (
-            tuple([self._symbol(n) for n in axes]) for axes in (info.shape, info.strides)
-        )
+        shape = tuple([self._symbol(n) for n in info.shape])
+        strides = tuple([self._symbol(n, _MOST_STRIDE) for n in info.strides])
         return ArrayInfo(
             pointer, shape, strides, info.dtype, info.device, info.kind, None, info.writable
         )
@@ -296,6 +301,11 @@ class TracedCall:
             bool(zeroing),
             fixed=lambda *numbers: compiled()(*numbers),
         )
+
+
+def _addresses_of(new: Mapping[str, ArrayInfo]) -> list[str]:
+    """Of arrays that a call allocates."""
+    return [f"a{i}" for i in range(len(new))]
 
 
 def _fixed_specs(problem: Any) -> Any:

@@ -13,6 +13,6 @@ smaller; ``recorded`` makes one step of a whole function.
 
 from kernelseam.symbolic.functions import as_float, least, most, recorded
 from kernelseam.symbolic.symbol import Symbol, Untraceable
-from kernelseam.symbolic.trace import Trace
+from kernelseam.symbolic.trace import Facts, Trace
 
-__all__ = ["Symbol", "Trace", "Untraceable", "as_float", "least", "most", "recorded"]
+__all__ = ["Facts", "Symbol", "Trace", "Untraceable", "as_float", "least", "most", "recorded"]

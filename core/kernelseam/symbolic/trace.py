@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from kernelseam.symbolic.polynomials import Terms, combined, constant, factor, linear
+from kernelseam.symbolic.source import ANY, Condition, Node, Range, Source
 from kernelseam.symbolic.symbol import Symbol, value_of
-
-Range = tuple[float, float]
-"""The least and the largest value of an integer that are known."""
-_ANY: Range = (-math.inf, math.inf)
 
 _FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "+": (operator.add, "{} + {}"),
@@ -34,77 +32,77 @@ _FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "float": (float, "float({})"),
 }
 """What is recorded: how it is computed, and its text."""
-
-
-@dataclass
-class _Node:
-    """A step of a trace, or one of its inputs (no text)."""
-
-    text: str
-    operands: tuple[str, ...]
-    known: Range
-    """By its operands."""
-    factor: int
-    """Divides its value, an integer's."""
-    wanted: Range = _ANY
-    """By conditions on it."""
-    unlike: frozenset[int] = frozenset()
-    """Values that it must not have."""
-    bound: bool = False
-    """Whether it has such conditions."""
-
-    @property
-    def range(self) -> Range:
-        return max(self.known[0], self.wanted[0]), min(self.known[1], self.wanted[1])
-
-
-@dataclass(frozen=True)
-class _Condition:
-    """``text`` must be true, or, where it is empty, the one node be as it is wanted. ``after``: how
-    many nodes there were."""
-
-    text: str
-    nodes: tuple[str, ...]
-    after: int
+Facts = Mapping[str, Range | str]
+"""Of inputs, the least and the largest value that conditions leave, or an earlier input that they
+are equal to."""
 
 
 class Trace:
     """Symbols, what was computed with them and on what conditions."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[str, _Node] = {}
+    def __init__(self, facts: Facts | None = None) -> None:
+        """``facts``: of a trace of the same computation over the same values. Conditions of this
+        one begin with them, and do not say what follows from them."""
+        self._nodes: dict[str, Node] = {}
         self._steps: dict[tuple[str, tuple[str, ...]], str] = {}
-        self._conditions: list[_Condition] = []
+        self._by_terms: dict[frozenset[tuple[tuple[str, ...], int]], str] = {}
+        self._conditions: list[Condition] = []
         self._facts: dict[tuple[str, str, str], bool] = {}
         self._same: dict[str, str] = {}
+        self._given = facts or {}
         self.namespace: dict[str, object] = {"inf": math.inf, "nan": math.nan}
 
-    def input(self, name: str, value: Any) -> Any:
-        """A symbol for a number that the function takes; an integer must not be negative."""
-        known = (0, math.inf) if type(value) is int else _ANY
-        self._nodes[name] = _Node("", (), known, 1)
+    def input(self, name: str, value: Any, most: float = math.inf) -> Any:
+        """A symbol for a number that the function takes; an integer must not be negative. Where
+        this one is no more than ``most``, it takes no others that are: more is known then."""
+        known = (0, math.inf) if type(value) is int else ANY
+        node = Node(len(self._nodes), "", "", (), {(name,): 1}, known, known)
+        result = self._new(name, node, value)
+        if type(value) is int:
+            fact = self._given.get(name, (0, most if value <= most else math.inf))
+            if isinstance(fact, str):
+                self.compare("==", Symbol(self, fact, value), result)
+            elif fact != known:
+                node.bound = True
+                node.want(*fact)
+                self._condition("", (name,))
+        return result
+
+    def facts(self, late: frozenset[str]) -> Facts:
+        """Of its inputs but the late ones."""
+        inputs = [n for n, x in self._nodes.items() if not x.form and n not in late]
+        found: dict[str, Range | str] = {n: self._nodes[n].range for n in inputs}
+        for name in inputs:
+            first = self._first(name)
+            if first != name and first in inputs:
+                found[name] = first
+        return found
+
+    def _new(self, name: str, node: Node, value: Any) -> Symbol:
+        self._nodes[name] = node
+        if type(value) is int:
+            self._by_terms.setdefault(frozenset(node.terms.items()), name)
         return Symbol(self, name, value)
 
     @contextmanager
     def branch(self, late: frozenset[str]) -> Iterator[None]:
         """Within the block, a continuation of the trace, where conditions that need no ``late``
         input hold already; then the trace is what it was before."""
-        whole = (self._nodes, self._steps, self._conditions, self._facts, self._same)
+        whole = {n: x for n, x in vars(self).items() if n != "namespace"}
         depends = self._depending(late)
+        for name in ("_steps", "_by_terms", "_facts", "_same"):
+            setattr(self, name, dict(whole[name]))
         self._nodes = {
-            n: replace(x) if depends[n] else replace(x, known=x.range, wanted=_ANY, bound=False)
+            n: replace(
+                x, **({} if depends[n] else {"known": x.range, "wanted": ANY, "bound": False})
+            )
             for n, x in self._nodes.items()
         }
         self._conditions = [c for c in self._conditions if any(depends[n] for n in c.nodes)]
-        self._steps, self._facts, self._same = (
-            dict(self._steps),
-            dict(self._facts),
-            dict(self._same),
-        )
         try:
             yield
         finally:
-            self._nodes, self._steps, self._conditions, self._facts, self._same = whole
+            vars(self).update(whole)
 
     def _depending(self, late: frozenset[str]) -> dict[str, bool]:
         """Of each node, whether it needs a late input."""
@@ -118,43 +116,74 @@ class Trace:
         depends = self._depending(late)
         return lambda x: depends.get(self.text(x), False)
 
-    def step(self, name: str, form: str, value: Any, operands: Sequence[Any]) -> Any:
-        """A symbol for a step's result."""
+    def step(
+        self, name: str, form: str, value: Any, operands: Sequence[Any], terms: Terms | None = None
+    ) -> Any:
+        """A symbol for a step's result. ``terms``: an integer as a polynomial, where it is one of
+        other numbers."""
         texts = tuple([self.text(x) for x in operands])
         key = (name, texts)
         node = self._steps.get(key)
-        if node is None:
-            node = self._steps[key] = f"t{len(self._nodes)}"
-            known, factor = _ANY, 1
-            if type(value) is int:
-                ranges = [self.range(x) for x in operands]
-                known, factor = _range_of(name, ranges), self._factor_of(name, operands)
-            self._nodes[node] = _Node(form.format(*texts), texts, known, factor)
-        return Symbol(self, node, value)
+        if node is not None:
+            return Symbol(self, node, value)
+        place, known = len(self._nodes), ANY
+        node = self._steps[key] = f"t{place}"
+        if type(value) is int:
+            known = _range_of(name, [self.range(x) for x in operands])
+        whole = Node(place, name, form, texts, terms or {(node,): 1}, known, known)
+        return self._new(node, whole, value)
 
     def arithmetic(self, name: str, operands: Sequence[Any]) -> Any:
         """An operator's result: plain where conditions leave no other."""
         plain = [self.plain(x) for x in operands]
         compute, form = _FORMS[name]
-        value = compute(*[x.value if type(x) is Symbol else x for x in plain])
-        if not any(type(x) is Symbol for x in plain):
+        value = compute(*map(value_of, plain))
+        if Symbol not in map(type, plain):
             return value
+        terms = None
         if type(value) is int:
             x, y = plain[0], plain[-1]
-            if (name in ("+", "|", "^") and _is(x, 0)) or (name == "*" and _is(x, 1)):
-                return y
-            if (name in ("+", "-", "|", "^", "<<", ">>") and _is(y, 0)) or (
-                name in ("*", "//") and _is(y, 1)
-            ):
+            if name == "negative":
+                terms = combined("-", {}, self._terms(x))
+            else:
+                terms = combined(name, self._terms(x), self._terms(y))
+            if terms is not None:
+                if (known := self._of(terms, value)) is not None:
+                    return known
+            elif type(y) is int and y > 0 and name in ("//", "%"):
+                if (simpler := self._divided(name, x, y)) is not None:
+                    return simpler
+            elif _is(y, 0) and name in ("|", "^", "<<", ">>"):
                 return x
-            if name == "*" and (_is(x, 0) or _is(y, 0)):
-                return 0
-            if name == "%" and type(y) is int and y and self._factor(x) % y == 0:
-                return 0
             low, high = _range_of(name, [self.range(x) for x in plain])
             if low == high:
                 return int(low)
-        return self.step(name, form, value, plain)
+        return self.step(name, form, value, plain, terms)
+
+    def _place(self, x: Any) -> int:
+        return self._nodes[self.text(x)].place if type(x) is Symbol else -1
+
+    def _terms(self, x: Any) -> Terms:
+        return self._nodes[self.text(x)].terms if type(x) is Symbol else constant(x)
+
+    def _of(self, terms: Terms, value: int) -> Any:
+        """What has these terms, if anything has."""
+        if terms.keys() <= {()}:
+            return value
+        name = self._by_terms.get(frozenset(terms.items()))
+        return None if name is None else Symbol(self, name, value)
+
+    def _divided(self, name: str, x: Symbol, y: int) -> Any:
+        """A quotient or a remainder, of smaller numbers or of one that is not negative."""
+        terms = self._terms(x)
+        if (most := factor(terms, y)) > 1:
+            less = self._of({f: n // most for f, n in terms.items()}, x.value // most)
+            if less is not None:
+                result = self.arithmetic(name, (less, y // most))
+                return result if name == "//" else result * most
+        if name == "//" and max(terms.values()) < 0:
+            return -((-x + (y - 1)) // y)
+        return None
 
     def compare(self, name: str, x: Any, y: Any) -> bool:
         """Whether ``x name y``, of "<" and "==", which becomes a condition where others do not say
@@ -167,12 +196,14 @@ class Trace:
         texts = self.text(x), self.text(y)
         if texts[0] == texts[1] and a == a:
             return name == "=="
-        if type(a) is type(b) is int:
+        if integers := type(a) is type(b) is int:
             (low, high), (least, most) = self.range(x), self.range(y)
             if name == "<" and (high < least or low >= most):
                 return high < least
             if name == "==" and (high < least or low > most):
                 return False
+            if (simpler := self._simpler(name, x, y)) is not None:
+                return simpler
             if type(y) is int or type(x) is int:
                 self._bound(name, x, y, holds)
                 return holds
@@ -181,17 +212,39 @@ class Trace:
             self._facts[name, *texts] = holds
             if name == "==":
                 self._facts[name, texts[1], texts[0]] = holds
-            text = f"{texts[0]} {name} {texts[1]}"
-            nodes = tuple(t for t in texts if t in self._nodes)
-            self._condition(text if holds else f"not {text}", nodes)
-            if name == "==" and holds and type(a) is type(b) is int:
+            nodes = tuple([t for t in texts if t in self._nodes])
+            places = iter(range(2))
+            sides = [f"{{{next(places)}}}" if t in self._nodes else t for t in texts]
+            text = f"{sides[0]} {name} {sides[1]}"
+            same = name == "==" and holds and integers
+            self._condition(text if holds else f"not {text}", nodes, same)
+            if same:
                 self._unite(*texts)
         return holds
+
+    def _simpler(self, name: str, x: Any, y: Any) -> bool | None:
+        """Whether ``x name y``, as a comparison of a number that their difference is a multiple of,
+        beside a constant."""
+        terms = combined("-", self._terms(x), self._terms(y)) or {}
+        if terms.keys() <= {()}:
+            n = terms.get((), 0)
+            return n < 0 if name == "<" else n == 0
+        difference = value_of(x) - value_of(y)
+        for unit, rest, added in linear(terms):
+            number = self._of(rest, (difference - added) // unit)
+            if number is None or self._place(number) >= max(self._place(x), self._place(y)):
+                continue
+            if name == "==":
+                return not added % unit and self.compare(name, number, -added // unit)
+            if unit > 0:  # number < -added / unit
+                return self.compare(name, number, -(added // unit))
+            return self.compare(name, added // -unit, number)
+        return None
 
     def _bound(self, name: str, x: Any, y: Any, holds: bool) -> None:
         """A condition on an integer, the other side of which is a number."""
         text = self.text(x if type(x) is Symbol else y)
-        node, (low, high) = self._nodes[text], _ANY
+        node, (low, high) = self._nodes[text], ANY
         if name == "<":
             if type(x) is Symbol:
                 low, high = (low, y - 1) if holds else (y, high)
@@ -201,6 +254,8 @@ class Trace:
             n = y if type(x) is Symbol else x
             if holds:
                 low = high = n
+            elif n == node.range[0]:
+                low = n + 1
             elif n in node.unlike:
                 return
             else:
@@ -208,28 +263,27 @@ class Trace:
         if not node.bound:
             node.bound = True
             self._condition("", (text,))
-        node.wanted = max(node.wanted[0], low), min(node.wanted[1], high)
+        node.want(low, high)
 
     def know(self, symbol: Any, known: Range) -> None:
         """What is known of a step beside what its operands' ranges say."""
-        self._nodes[self.text(symbol)].known = known
+        self._nodes[self.text(symbol)].know(known)
 
-    def _condition(self, text: str, nodes: tuple[str, ...]) -> None:
-        self._conditions.append(_Condition(text, nodes, len(self._nodes)))
+    def _condition(self, text: str, nodes: tuple[str, ...], equal: bool = False) -> None:
+        self._conditions.append(Condition(text, nodes, len(self._nodes), equal))
 
     def _unite(self, x: str, y: str) -> None:
         """Two nodes are equal: from now on the first of them stands for both."""
-        names = list(self._nodes)
-        first, other = sorted((x, y), key=names.index)
+        first, other = sorted((x, y), key=lambda name: self._nodes[name].place)
         self._same[other] = first
         a, b = self._nodes[first], self._nodes[other]
-        low, high = b.range
-        a.known = max(a.known[0], low), min(a.known[1], high)
+        (low, high), (least, most) = a.known, b.range
+        a.know((max(low, least), min(high, most)))
 
     def plain(self, x: Any) -> Any:
         """A number instead of a symbol that can have no other value; booleans as integers."""
         if type(x) is Symbol:
-            low, high = self.range(x)
+            low, high = self._nodes[self.text(x)].range
             return x.value if low == high else x
         return int(x) if type(x) is bool else x
 
@@ -238,75 +292,27 @@ class Trace:
         if type(x) is Symbol:
             if x.trace is not self:
                 raise TypeError("a symbol of another trace")
-            name = x.node
-            while name in self._same:
-                name = self._same[name]
-            return name
+            return self._first(x.node)
         text = repr(x)
         return f"({text})" if text.startswith("-") else text
+
+    def _first(self, name: str) -> str:
+        """The node that stands for all that are equal to this one."""
+        while name in self._same:
+            name = self._same[name]
+        return name
 
     def range(self, x: Any) -> Range:
         """What is known of an integer."""
         if type(x) is not Symbol:
-            return (x, x) if type(x) is int else _ANY
-        return self._nodes[self.text(x)].range if type(x.value) is int else _ANY
-
-    def _factor(self, x: Any) -> int:
-        return self._nodes[self.text(x)].factor if type(x) is Symbol else abs(x)
-
-    def _factor_of(self, name: str, operands: Sequence[Any]) -> int:
-        factors = [self._factor(x) if type(value_of(x)) is int else 1 for x in operands]
-        if name == "*":
-            return math.prod(factors)
-        return math.gcd(*factors) if name in ("+", "-", "negative") else 1
+            return (x, x) if type(x) is int else ANY
+        return self._nodes[self.text(x)].range if type(x.value) is int else ANY
 
     def code(self, outputs: Iterable[Any], late: frozenset[str]) -> tuple[list[str], list[str]]:
         """Lines that compute outputs, and return None where a condition does not hold: those that
         need no ``late`` input, and those that do."""
-        depends = self._depending(late)
-        needed: set[str] = set()
-        ahead = [self.text(x) for x in outputs] + [n for c in self._conditions for n in c.nodes]
-        while ahead:
-            name = ahead.pop()
-            if name in self._nodes and name not in needed:
-                needed.add(name)
-                ahead += self._nodes[name].operands
-        lines: tuple[list[str], list[str]] = ([], [])
-        texts: tuple[list[str], list[str]] = ([], [])
-        conditions = iter([*self._conditions, _Condition("", (), len(self._nodes) + 1)])
-        condition = next(conditions)
-
-        def flush(when: int) -> None:
-            if texts[when]:
-                lines[when].append(f"if not ({' and '.join(texts[when])}): return None")
-                texts[when].clear()
-
-        for i, name in enumerate([*self._nodes, ""]):
-            while condition.after <= i:
-                when = any(depends[n] for n in condition.nodes)
-                texts[when].extend([condition.text] if condition.text else self._bounds(condition))
-                condition = next(conditions)
-            if name in needed and self._nodes[name].text:
-                flush(depends[name])
-                lines[depends[name]].append(f"{name} = {self._nodes[name].text}")
-        flush(0)
-        flush(1)
-        return lines
-
-    def _bounds(self, condition: _Condition) -> list[str]:
-        (name,) = condition.nodes
-        node = self._nodes[name]
-        (low, high), (least, most) = node.wanted, node.known
-        if low == high:
-            return [f"{name} == {low}"]
-        texts = []
-        if low > least and high < most:
-            texts.append(f"{low} <= {name} <= {high}")
-        elif low > least:
-            texts.append(f"{name} >= {low}")
-        elif high < most:
-            texts.append(f"{name} <= {high}")
-        return texts + [f"{name} != {n}" for n in sorted(node.unlike) if low <= n <= high]
+        texts = map(self.text, outputs)
+        return Source(self._nodes, self._conditions, texts, self._depending(late)).lines
 
 
 def _is(x: Any, n: int) -> bool:
@@ -332,4 +338,4 @@ def _range_of(name: str, ranges: Sequence[Range]) -> Range:
         return 0, b
     if name in ("&", "|", "<<", "abs") and a >= 0 and c >= 0:
         return 0, math.inf
-    return _ANY
+    return ANY
