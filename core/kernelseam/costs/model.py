@@ -14,15 +14,14 @@ arch, which differ in units, clock and memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kernelseam.contract import Coefficients, DeviceLimits
 from kernelseam.costs.roofline import peak
 from kernelseam.dtypes import DType
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """The work of one launch."""
 
     bytes: int

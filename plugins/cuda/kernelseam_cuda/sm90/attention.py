@@ -202,7 +202,7 @@ class HopperAttention(HopperKernel):
             tiles += fitting(problem, _fitting(self, problem.spec, True))
         if not _paged(problem.spec):
             return tiles
-        of_pages = (replace(t, page_rows=rows_at_once(problem)) for t in tiles)
+        of_pages = (changed(t, page_rows=rows_at_once(problem)) for t in tiles)
         return tuple(dict.fromkeys(of_pages))
 
     def hides(self, spec: AttentionSpec) -> bool:

@@ -3,7 +3,6 @@ kernel definitions of cuda_kernels/sm90/attention/backward/row_values.h and quer
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launches
@@ -11,6 +10,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.frozen import changed
 from kernelseam.kernels.attention.arguments import (
     MATRICES,
     OPERANDS,
@@ -84,7 +84,7 @@ class HopperBackwardKernel(HopperKernel):
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         tiles = tiles_of(spec.forward)
-        ordered = tuple(replace(t, in_order=True) for t in tiles)
+        ordered = tuple([changed(t, in_order=True) for t in tiles])
         return ordered if spec.deterministic or spec.forward.batch_invariant else tiles + ordered
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:

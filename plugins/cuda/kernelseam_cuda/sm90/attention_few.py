@@ -78,7 +78,7 @@ def fitting(
 ) -> tuple[HopperAttentionTile, ...]:
     """Those of the tiles for few queries that fit."""
     return tuple(
-        t if t.blocks > 1 or _few_enough(p, t) else replace(t, block_seconds=SMALL_SECONDS)
+        t if t.blocks > 1 or _few_enough(p, t) else changed(t, block_seconds=SMALL_SECONDS)
         for t in tiles
         if fits(p, t)
     )
@@ -92,14 +92,20 @@ def for_few(
     p: AttentionProblem, tiles: tuple[HopperAttentionTile, ...], device: Device
 ) -> tuple[HopperAttentionTile, ...]:
     """These tiles, those with rows of all heads of a group, and both with keys in parts."""
-    shared = tuple(dict.fromkeys((*tiles, *(shared_rows(p, t) for t in tiles))))
+    shared = _first_of_each((*tiles, *[shared_rows(p, t) for t in tiles]))
     parts, clusters = list[HopperAttentionTile](), list[HopperAttentionTile]()
     units = device.limits.compute_units
     for tile in shared:
         count = expected_tiles(p, tile.rows, tile.group_heads)
         parts += parted(p, tile, count, units) + evened(p, tile, count, units)
         clusters += clustered(p, tile, count, units)
-    return tuple(dict.fromkeys((*shared, *parts, *clusters)))
+    return _first_of_each((*shared, *parts, *clusters))
+
+
+def _first_of_each(tiles: tuple[HopperAttentionTile, ...]) -> tuple[HopperAttentionTile, ...]:
+    """Without those that come again as they are, which is told without a hash of all that they
+    have."""
+    return tuple({id(t): t for t in tiles}.values())
 
 
 def grouped_rows(map_of_queries: TensorMap, tile: HopperAttentionTile) -> TensorMap:
