@@ -78,22 +78,22 @@ def test_waves_of_blocks_and_bytes() -> None:
     work = Work(bytes=0, blocks=21, operations=unit * 2e-3, dtype=F16, block_seconds=1e-3)
     # three rounds of ten units
     assert predicted(work, PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 3e-3)
-    assert predicted(replace(work, blocks=30), PLAIN, LIMITS) == predicted(work, PLAIN, LIMITS)
-    assert predicted(replace(work, rate=0.5), PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 5e-3)
-    assert predicted(replace(work, longest=unit * 6e-3), PLAIN, LIMITS) == pytest.approx(
+    assert predicted(work._replace(blocks=30), PLAIN, LIMITS) == predicted(work, PLAIN, LIMITS)
+    assert predicted(work._replace(rate=0.5), PLAIN, LIMITS) == pytest.approx(1e-6 + 3 * 5e-3)
+    assert predicted(work._replace(longest=unit * 6e-3), PLAIN, LIMITS) == pytest.approx(
         1e-6 + 3 * 3e-3 + 2e-3
     )
-    both = replace(work, bytes=12_000_000)  # 12 ms beside 9 ms
+    both = work._replace(bytes=12_000_000)  # 12 ms beside 9 ms
     assert predicted(both, PLAIN, LIMITS) == pytest.approx(1e-6 + 15e-3)
     slower = Coefficients("a test", bandwidth=0.5, multiply={F16: 0.5})
     assert predicted(both, slower, LIMITS) == pytest.approx(1e-6 + math.hypot(24e-3, 15e-3))
     assert predicted(Work(0), PLAIN, LIMITS) == 1e-6
-    alone = replace(work, alone=10e-3)  # longer than its three rounds, shorter than six
+    alone = work._replace(alone=10e-3)  # longer than its three rounds, shorter than six
     assert predicted(alone, PLAIN, LIMITS) == pytest.approx(1e-6 + 10e-3)
-    more = replace(alone, blocks=60)
-    assert predicted(more, PLAIN, LIMITS) == predicted(replace(work, blocks=60), PLAIN, LIMITS)
-    assert predicted(replace(both, waiting=8e-3), PLAIN, LIMITS) == pytest.approx(1e-6 + 17e-3)
-    streamed = replace(both, start=2e-3, overlap=3.0)
+    more = alone._replace(blocks=60)
+    assert predicted(more, PLAIN, LIMITS) == predicted(work._replace(blocks=60), PLAIN, LIMITS)
+    assert predicted(both._replace(waiting=8e-3), PLAIN, LIMITS) == pytest.approx(1e-6 + 17e-3)
+    streamed = both._replace(start=2e-3, overlap=3.0)
     assert predicted(streamed, PLAIN, LIMITS) == pytest.approx(
         1e-6 + 2e-3 + 1e-3 * (9**3 + 12**3) ** (1 / 3)
     )

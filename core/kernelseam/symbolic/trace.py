@@ -93,9 +93,7 @@ class Trace:
         for name in ("_steps", "_by_terms", "_facts", "_same"):
             setattr(self, name, dict(whole[name]))
         self._nodes = {
-            n: replace(
-                x, **({} if depends[n] else {"known": x.range, "wanted": ANY, "bound": False})
-            )
+            n: replace(x) if depends[n] else replace(x, known=x.range, wanted=ANY, bound=False)
             for n, x in self._nodes.items()
         }
         self._conditions = [c for c in self._conditions if any(depends[n] for n in c.nodes)]
@@ -292,7 +290,7 @@ class Trace:
         if type(x) is Symbol:
             if x.trace is not self:
                 raise TypeError("a symbol of another trace")
-            return self._first(x.node)
+            return self._first(str(x.node))
         text = repr(x)
         return f"({text})" if text.startswith("-") else text
 

@@ -10,6 +10,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.dtypes import DType
+from kernelseam.frozen import changed
 from kernelseam.kernels.attention.arguments import (
     OPERANDS,
     SEQUENCES,
@@ -136,7 +137,7 @@ class AttentionBwdDefinition(KernelDefinition):
         return backward_tiles(spec, row)
 
     def as_launched(self, tile: BackwardTile) -> tuple[BackwardTile, ...]:
-        return tuple(replace(tile, role=role) for role in tile.roles)
+        return tuple([changed(tile, role=role) for role in tile.roles])
 
     def launches(
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
@@ -179,7 +180,7 @@ class AttentionBwdDefinition(KernelDefinition):
             workspace["dbias"] = size
         gradients = problem if p.num_heads else _without_queries(problem)
         for role in tile.roles:
-            steps.append(Launch(self, gradients, replace(tile, role=role), workspace))
+            steps.append(Launch(self, gradients, changed(tile, role=role), workspace))
         if tile.query_rows:
             steps.append(Launch(QUERY_GRADIENT, gradient, tile, {"sums": workspace["sums"]}))
         if reduced:
@@ -276,10 +277,9 @@ def _without_queries(problem: AttentionBwdProblem) -> AttentionBwdProblem:
     """The same dk and dv, zeros, of KV heads that no head of queries belongs to: of as many without
     a row."""
     p = problem.forward
-    forward = replace(
-        p, spec=replace(p.spec, q_view="strided"), num_heads=p.kv_heads, S_q=0, total_q=0
-    )
-    return replace(problem, spec=replace(problem.spec, forward=forward.spec), forward=forward)
+    spec = replace(p.spec, q_view="strided")
+    forward = changed(p, spec=spec, num_heads=p.kv_heads, S_q=0, total_q=0)
+    return changed(problem, spec=replace(problem.spec, forward=spec), forward=forward)
 
 
 def _widest(spec: AttentionBwdSpec, row: ArchRow) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
@@ -109,7 +108,7 @@ class AttentionDefinition(KernelDefinition):
         for tile in () if problem.spec.batch_invariant else self.tiles(problem.spec, row):
             whole = self._split(problem, self._grouped(problem, tile), row, device)
             parted = [
-                replace(whole, splits=n) for n in (whole.splits, max(whole.splits // 2, 1), 1)
+                changed(whole, splits=n) for n in (whole.splits, max(whole.splits // 2, 1), 1)
             ]
             by_name |= {t.name: t for t in parted if t.name not in by_name}
         return by_name

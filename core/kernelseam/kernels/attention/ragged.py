@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.frozen import changed
 
 UNKNOWN = 0.75
 """Of the longest, the keys of an average sequence of a batch that decodes, where their numbers are
@@ -25,13 +25,13 @@ def typical(p: AttentionProblem) -> AttentionProblem:
     more tiles: between the mean and the longest, their geometric mean. What decodes has one tile
     of each."""
     if p.spec.lengths and p.batch > 1 and mean_queries(p) < DECODES:
-        return replace(p, S_k=max(math.ceil(UNKNOWN * p.S_k), p.S_q))
+        return changed(p, S_k=max(math.ceil(UNKNOWN * p.S_k), p.S_q))
     if p.spec.q_view != "packed" or not p.batch:
         return p
     queries, keys = _between(p.total_q, p.batch, p.S_q), p.S_k
     if p.spec.kv_view == "packed":
         keys = _between(p.total_k, p.batch, p.S_k)
-    return p if (queries, keys) == (p.S_q, p.S_k) else replace(p, S_q=queries, S_k=keys)
+    return p if (queries, keys) == (p.S_q, p.S_k) else changed(p, S_q=queries, S_k=keys)
 
 
 def _between(total: int, batch: int, longest: int) -> int:

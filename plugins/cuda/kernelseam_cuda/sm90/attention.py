@@ -234,14 +234,16 @@ class HopperAttention(HopperKernel):
         """The kernel alone, or by parts of the keys and the merge of these. Where tiles differ in
         length a counter in the workspace hands them out; the last block leaves it 0."""
         counter = _COUNTERS_BYTES if _counted(problem.spec, tile) else 0
-        launches = Launches((Launch(self, problem, tile),), counter)
+        counted = {"counter": 0} if counter else {}
         if tile.parts > 1 and not tile.in_cluster:
             behind = _LINE_BYTES if counter else 0
             launches = in_parts(self, problem, tile, tile.parts, behind)
-        if counter:
             first, *others = launches.kernels
-            counted = changed(first, workspace={**first.workspace, "counter": 0})
-            launches = changed(launches, steps=(counted, *others), zeroed_bytes=counter)
+            first = changed(first, workspace={**first.workspace, **counted})
+            launches = changed(launches, steps=(first, *others), zeroed_bytes=counter)
+        else:
+            steps = (Launch(self, problem, tile, counted),)
+            launches = Launches(steps, counter, zeroed_bytes=counter)
         return launches if is_banded(problem.spec) else with_blocks(launches, problem, tile)
 
     def accumulators(self, spec: AttentionSpec, tile: HopperAttentionTile) -> Iterable[int]:

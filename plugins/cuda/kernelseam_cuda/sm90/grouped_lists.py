@@ -221,8 +221,7 @@ class HopperListedGemm(HopperGroups):
         slice_operations = work.operations / divide_up(even.K, size)
         counts, slices = tile_counts(p, tile), -(-p.table[:, 2] // size)
         total = max(int(counts.sum()), 1)
-        return replace(
-            work,
+        return work._replace(
             bytes=work.bytes + p.bytes_moved - even.bytes_moved,
             blocks=total * tile.cluster,
             operations=slice_operations * int((counts * slices).sum()) / total,
