@@ -290,7 +290,8 @@ class Trace:
         if type(x) is Symbol:
             if x.trace is not self:
                 raise TypeError("a symbol of another trace")
-            return self._first(str(x.node))
+            first: str = self._first(x.node)
+            return first
         text = repr(x)
         return f"({text})" if text.startswith("-") else text
 
