@@ -56,10 +56,10 @@ class Registry:
         """Register a kernel definition, or a composition of kernels, for a backend of another
         plugin: that backend's toolchain compiles it, once all plugins are loaded.
 
-        On archs whose predictions were fitted to measured times, its own does not put it before
-        the backend's implementations: it is chosen where it is named, where a tuning found it the
-        fastest, or where no other takes the problem. Where the backend is not installed,
-        ``kernelseam doctor`` says so.
+        On archs whose cost model was fitted to measured times, its predicted time is not compared
+        with those of the backend's implementations: it is chosen where it is named, where tuning
+        found it the fastest, or where no other takes the problem. ``kernelseam doctor`` reports a
+        backend that is not installed.
         """
         self.added_kernels.append((backend, kernel))
 

@@ -24,12 +24,13 @@ class LibraryRate:
     block_seconds: float
     """Overhead of a block on its compute unit; every matrix, however small, has its own blocks."""
     start_seconds: float = 0.0
-    """What nothing hides of the first blocks' start and the last ones' end, of the widest tile."""
+    """The first blocks' prologue and the last ones' epilogue, which nothing overlaps, of the
+    widest tile."""
     edge: float = 0.0
     """Its loads, as rows and columns of a tile: narrower tiles reach less of the rate."""
     step_seconds: float = 0.0
-    """128 bytes of K in a block that nothing else hides; ``few_step_seconds`` in a product of few
-    rows."""
+    """Latency of 128 bytes of K in a block, where nothing overlaps it; ``few_step_seconds`` in a
+    product of few rows."""
     few_step_seconds: float = 0.0
     few_seconds: float = 0.0
     """Added in a product of few rows, but more than one."""
@@ -38,8 +39,8 @@ class LibraryRate:
     thin_seconds: float = 0.0
     """Added where K is up to 128 bytes and blocks do not all run at once."""
     split_seconds: float | None = None
-    """Adding up the parts where it cuts K in parts, so that few tiles fill the device; None: it
-    does not cut K."""
+    """The reduction after split-K, by which few tiles fill the device; None: it does not split
+    K."""
     tf32: float = 1.0
     """Speed-up of TF32 over float32, where it has TF32."""
     few_rows: float = 1.0

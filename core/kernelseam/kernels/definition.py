@@ -34,11 +34,11 @@ class KernelDefinition(Composition):
     any_tile: bool = False
     """Whether each of its tiles computes every problem of the spec."""
     early: bool = False
-    """Whether it may start while the launch before it ends, on archs with programmatic launches: it
-    waits for what it reads."""
+    """Whether it is launched with programmatic stream serialization on archs that have it: it
+    may start while its predecessor ends, and waits for what it reads."""
     multiplies: bool = False
-    """Whether it multiplies matrices: in half precision by matrix instructions, which the tests
-    then look for."""
+    """Whether it multiplies matrices; in half precision the tests then look for matrix
+    instructions."""
 
     def sources(self) -> Mapping[str, str]:
         """Include name → text of the device sources that are its own: ``source``, and what that may
@@ -111,7 +111,8 @@ class KernelDefinition(Composition):
     """Pointer parameter → operand name, where they differ."""
 
     def pointers(self, spec: Any) -> dict[str, str]:
-        """Pointer parameter → operand name. What is no operand is null, or in the workspace."""
+        """Pointer parameter → operand name. A parameter without an operand is null, or in the
+        workspace."""
         names = {**self.operands, **getattr(getattr(spec, "forward", spec), "renamed", {})}
         return {p: names.get(p, p) for p in self.signature(spec).pointers}
 
@@ -125,7 +126,7 @@ class KernelDefinition(Composition):
 
 
 class OfferingDefinition(KernelDefinition):
-    """A kernel with several tiles for a problem, of which it has the one with the least predicted
+    """A kernel with several tiles for a problem; it chooses the one with the lowest predicted
     time."""
 
     @abstractmethod

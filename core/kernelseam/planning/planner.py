@@ -78,9 +78,9 @@ def plan(
 ) -> Plan:
     """Choose an implementation and build its launches.
 
-    ``device``: a Device or "backend:index"; by default that of the descriptor's arrays, which must
-    be of the backend asked for (``backend``, over ``use_backend``, over KERNELSEAM_BACKEND), else
-    that backend's first.
+    ``device``: a Device or "backend:index"; by default that of the descriptor's arrays; without
+    arrays the first device of the preferred backend. That is ``backend``, else ``use_backend``'s,
+    else KERNELSEAM_BACKEND's; arrays must be on a device of it.
 
     Plans are cached by problem, device and implementation: planning again is cheap.
     Raises InvalidValue, UnknownName, Unsupported or CompileError.
@@ -101,7 +101,8 @@ def plan(
 def built_plan(
     descriptor: Descriptor, *, device: Device | None = None, implementation: str | None = None
 ) -> Plan:
-    """As ``plan``, built though problems like it were planned: for calls that learn themselves."""
+    """As ``plan``, but always built, also where problems like it were planned before: for
+    callers that keep their own record of known problems."""
     descriptor, note, problem, target = _described(descriptor, device, None, implementation)
     plans, key = plugins().cache_of(Plans), (problem, target, implementation)
     built = _built(plans, key, problem, target, implementation)

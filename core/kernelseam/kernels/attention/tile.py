@@ -15,9 +15,10 @@ from kernelseam.kernels.elements import pad
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """A row of an arch's table, for head dims up to ``max_dim``: ``warps`` of ``rows`` queries a
-    block, ``bn`` keys a step, a ring of ``stages`` tiles of keys and values; ``column_warps`` warps
-    share their rows."""
+    """A tile configuration, a row of an arch's table, for head dims up to ``max_dim``: a block
+    has ``warps`` warps of ``rows`` queries each, and walks the keys ``bn`` at a time, through a
+    ring of ``stages`` tiles of K and V. ``column_warps`` warps share the same queries, and
+    divide the head dim of V."""
 
     dtypes: frozenset[DType]
     max_dim: int
@@ -30,20 +31,20 @@ class AttentionTile:
     min_blocks: int = 1
     column_warps: int = 1
     plain: bool = False
-    """Only for strided keys and scores that are scale·q·k, hidden by nothing but a causal mask:
-    others take more registers."""
+    """Only for strided keys and plain scores, scale·q·k with at most a causal mask: others take
+    more registers."""
     score_unroll: int = 4
     """Steps that the loop of scores over the head dim is unrolled by."""
     q_returned: bool = False
-    """Whether the ring takes the shared memory of queries that stay in registers. Only where copies
-    go through registers."""
+    """Whether the ring reuses the shared memory of queries that stay in registers. Only where
+    copies go through registers."""
     in_turns: bool = False
-    """Whether keys and values are copied in turns, each to a place of its own, instead of ahead to
-    a ring: one stage. Only where ``min_blocks`` fit a compute unit, which hide one another's
-    waiting."""
+    """Whether K and V are loaded alternately, each into a buffer of its own, instead of ahead
+    into a ring (``stages`` is 1). Only where ``min_blocks`` blocks fit a compute unit, which
+    hide one another's latency."""
     sections: bool = False
-    """Whether the longest blocks of several heads start first under a causal mask, not head after
-    head."""
+    """Whether, under a causal mask, the longest blocks of several heads start first, instead of
+    head after head."""
     precision: str | None = None
     """How its float32 is multiplied (``spec.precision``)."""
     rate: float = field(default=0.0, compare=False)
@@ -54,13 +55,13 @@ class AttentionTile:
     widened: bool = False
     """Whether the platform converts them on their way to shared memory."""
     grouped: bool = False
-    """No column of the table: whether a block's rows are the heads of a group, chosen for a
-    problem. So ``splits``."""
+    """Chosen for a problem, no column of the table: whether a block's rows are the queries of
+    all heads of a KV head's group. So is ``splits``."""
     splits: int = 1
 
     @property
     def name(self) -> str:
-        """Rows×keys, warps, stages; whether heads of a group share a block, and parts of the
+        """Rows×keys, warps, stages; whether heads of a group share a block, and splits of the
         keys."""
         shared = f"/{self.column_warps}" if self.column_warps > 1 else ""
         more = "-resident" * self.q_resident + "-grouped" * self.grouped
@@ -70,7 +71,7 @@ class AttentionTile:
         return f"{self.bm}x{self.bn}-{self.warps}{shared}w-{self.stages}{more}"
 
     def sharing(self, heads: int) -> AttentionTile:
-        """The tile with rows of so many heads."""
+        """The tile whose rows are the queries of ``heads`` heads."""
         return changed(self, grouped=True) if heads > 1 else self
 
     @cached_property
@@ -94,7 +95,7 @@ class AttentionTile:
 
 
 def is_plain(spec: AttentionSpec) -> bool:
-    """Whether scores are scale·q·k, and hidden by nothing but a causal mask."""
+    """Whether scores are scale·q·k with at most a causal mask."""
     return not spec.options & ~_PLAIN
 
 

@@ -11,8 +11,8 @@ from kernelseam.kernels.elements import divide_up
 
 @dataclass(frozen=True)
 class GemmTile:
-    """A row of an arch's table: a BM×BN tile of C a team of warps, slices of BK, a ring of
-    ``stages`` slices."""
+    """A tile configuration, a row of an arch's table: each team of warps computes a BM×BN tile
+    of C in slices of BK, which come through a ring of ``stages`` slices."""
 
     dtypes: frozenset[DType]
     bm: int
@@ -41,12 +41,12 @@ class GemmTile:
     """Values of k after which sums of 8 bits can be scaled, or multiples of them; 0: it leaves no
     registers for sums of blocks beside those of all of K."""
     rate: float = field(default=0.0, compare=False)
-    """For its cost: the part of the instruction's rate that it reaches; 0: not measured.
-    ``block_seconds`` is what starting and ending a block takes."""
+    """For its cost: the fraction of the instruction's peak rate that it reaches; 0: not
+    measured. ``block_seconds``: the prologue and epilogue of a block."""
     block_seconds: float = field(default=0.0, compare=False)
     slice_seconds: float = field(default=7e-7, compare=False)
-    """A slice's way from memory, where nothing else runs on the compute unit (H200: 16×6144×4096 in
-    128 slices of two stages takes 95 µs)."""
+    """The latency of a slice from memory, where nothing else runs on the compute unit (H200:
+    16×6144×4096 in 128 slices of two stages takes 95 µs)."""
 
     @property
     def name(self) -> str:
