@@ -1,4 +1,5 @@
-"""A remembered trace serves a function only where it is what a new trace of it would be."""
+"""A remembered trace serves a function only where it is what a new trace of it would be; and what
+cannot be remembered is refused."""
 
 from __future__ import annotations
 
@@ -199,3 +200,56 @@ def test_objects_are_not_compared() -> None:
     one, same = Slots(2.0), Slots(2.0)
     with pytest.raises(InvalidValue, match="a Slots is compared. Compare a number"):
         score_expression(lambda s, b, h, q, kv: s * 2 if one == same else s)
+
+
+def test_a_captured_array_has_elements() -> None:
+    """Python's iteration did not end."""
+    pair = X[:2]
+    e = score_expression(lambda s, b, h, q, kv: sum((s * x for x in pair), s))
+    assert str(e) == str(score_expression(lambda s, b, h, q, kv: s + s * pair[0] + s * pair[1]))
+
+
+def drawn(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return s + np.random.rand()
+
+
+def counted(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return s * next(COUNT)
+
+
+def looked_up(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return s * {0: 1.0}.get(h, 2.0)
+
+
+def among(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return s * 2 if h in {0, 1} else s
+
+
+def asked(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
+    return s * 2 if X else s
+
+
+COUNT = iter(range(99))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (drawn, "two calls of it differ: it draws random numbers"),
+        (counted, "two calls of it differ"),
+        (looked_up, "a dict's or a set's key needs one value, and this differs"),
+        (among, "a dict's or a set's key needs one value"),
+        (asked, "an array is used without indices"),
+    ],
+)
+def test_what_has_no_expression_is_refused(function: Mod, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        score_expression(function)
+
+
+def test_a_captured_number_may_be_a_key() -> None:
+    def of(window: int) -> Mod:
+        return lambda s, b, h, q, kv: s * {1: 2.0}.get(window, 3.0)
+
+    found = [str(score_expression(of(n))) for n in (1, 2)]
+    assert found == [f"score_mod=mul(score, {x})" for x in (2.0, 3.0)]

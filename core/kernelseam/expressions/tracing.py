@@ -1,4 +1,5 @@
-"""From Python functions to expressions: each is called once, with stand-ins for its coordinates.
+"""From Python functions to expressions: each is called with stand-ins for its coordinates, twice,
+as one that draws random numbers has no expression.
 
 Where Python itself needs a captured number's value (``if``, ``range``, ``math``), the function is
 traced again with that number as a constant. A trace is remembered by the function's code: another
@@ -104,16 +105,25 @@ def _code(function: Any) -> Any:
 def _traced(kind: Kind, function: Function) -> tuple[Lifter, Node]:
     constants: frozenset[Path] = frozenset()
     while True:
-        lifter = Lifter(constants)
         try:
-            inputs = [Value(lifter, coordinate(*c)) for c in kind.coordinates]
-            named = {n: Value(lifter, coordinate(n)) for n in asked(function, kind.keywords)}
-            result = _call(kind, lifter.lift(function, ()), inputs, named)
-            return lifter, as_node(_input(result))
+            lifter, root = _once(kind, function, constants)
+            if _once(kind, function, constants)[1] != root:
+                raise Untraceable(
+                    "two calls of it differ: it draws random numbers, or changes what it reads",
+                    "Draw them before, into an array",
+                )
+            return lifter, root
         except NeedsNumbers as needed:
             constants |= needed.paths
         except Exception as error:
             raise _explained(kind.field, error, function) from error
+
+
+def _once(kind: Kind, function: Function, constants: frozenset[Path]) -> tuple[Lifter, Node]:
+    lifter = Lifter(constants)
+    inputs = [Value(lifter, coordinate(*c)) for c in kind.coordinates]
+    named = {n: Value(lifter, coordinate(n)) for n in asked(function, kind.keywords)}
+    return lifter, as_node(_input(_call(kind, lifter.lift(function, ()), inputs, named)))
 
 
 def _call(kind: Kind, lifted: Any, inputs: list[Value], named: dict[str, Value]) -> Any:

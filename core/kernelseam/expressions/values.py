@@ -68,7 +68,6 @@ def _input(x: Any) -> Any:
 class Value:
     """A number of the element: a score, an index, or what is computed of them."""
 
-    __hash__ = object.__hash__
     __array_priority__ = 1000.0
 
     def __init__(self, recorder: Recorder, node: Node) -> None:
@@ -143,6 +142,12 @@ class Value:
 
     __int__ = __index__
 
+    def __hash__(self) -> int:
+        result: int = self._number(
+            "a dict's or a set's key", "Index an array, or write where and =="
+        )
+        return result
+
     def __iter__(self) -> Any:
         raise Untraceable(
             "a score, a sum or an index is one number, without elements", "Use it as it is"
@@ -199,6 +204,12 @@ class Captured:
 
     def __len__(self) -> int:
         return operator.index(self.shape[0])
+
+    def __iter__(self) -> Any:
+        return map(self.__getitem__, range(len(self)))
+
+    def __bool__(self) -> bool:
+        return bool(_input(self))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("dtype", "device", "ndim"):
