@@ -20,7 +20,7 @@ from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Structure
 from kernelseam.parity.matrix import matrix
 from kernelseam_hostcpp import HostToolchain, compiler
-from kernelseam_hostcpp.executable import prepared
+from kernelseam_hostcpp.executable import problem_of
 from kernelseam_hostcpp.runtime import DEVICES
 
 TOOLCHAIN = HostToolchain()
@@ -200,7 +200,7 @@ def test_what_a_kernel_reads_is_an_operand_or_in_the_workspace() -> None:
     device, problems = DEVICES[0], dict[Any, Any]()
     row = TOOLCHAIN.arch_row(device.arch)
     for case in matrix():
-        problem = prepared(case, device).problem
+        problem = problem_of(case, device)
         problems.setdefault(problem.spec, problem)
     operands = {(p.operation, rule.name) for p in problems.values() for rule in p.operands}
     unknown = set()

@@ -8,7 +8,7 @@ from kernelseam.kernels import GEMV
 from kernelseam.parity.matrix import matrix
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostToolchain
-from kernelseam_hostcpp.executable import prepared
+from kernelseam_hostcpp.executable import problem_of
 from kernelseam_hostcpp.runtime import DEVICES
 from own_cases import own_cases, require_passed
 
@@ -18,7 +18,7 @@ TAKEN = tuple(
     for c in matrix()
     if c.operation == "gemm"
     and c.batch * c.num_heads < 2000
-    and GEMV.refuse(prepared(c, DEVICES[0]).problem, ROW) is None
+    and GEMV.refuse(problem_of(c, DEVICES[0]), ROW) is None
 )
 OFTEN = {
     "gemm-f16-nt-1-rows",

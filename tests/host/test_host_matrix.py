@@ -33,7 +33,7 @@ from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins
 from kernelseam.samples.case import Case
 from kernelseam_hostcpp import HostArray, HostToolchain
-from kernelseam_hostcpp.executable import prepared
+from kernelseam_hostcpp.executable import problem_of
 from kernelseam_hostcpp.runtime import DEVICES
 
 TIMELY = 2000
@@ -44,7 +44,7 @@ MANY = 20
 
 def _parameters() -> Iterator[object]:
     cases = matrix()
-    problems = [prepared(case, DEVICES[0]).problem for case in cases]
+    problems = [problem_of(case, DEVICES[0]) for case in cases]
     specs = [p.spec for p in problems]
     count, numbers = Counter(specs), {s: i for i, s in enumerate(dict.fromkeys(specs))}
     chosen = {*fewest(specs), *(s for s in specs if count[s] >= MANY)}
@@ -104,7 +104,7 @@ def _of_8_bits(case: Case) -> set[DType]:
 
 
 def _compile(case: Case, device: Device) -> None:
-    toolchain, problem = HostToolchain(), prepared(case, device).problem
+    toolchain, problem = HostToolchain(), problem_of(case, device)
     composition, row = COMPOSITIONS[problem.operation], toolchain.arch_row(device.arch)
     if composition.refuse(problem, row) is None:
         for launch in composition.launches(
@@ -151,7 +151,7 @@ def test_heads_of_a_token_one_after_another(
 ) -> None:
     """Appended rows that are computed, as of many tokens; with more turns than heads, too."""
     (case,) = (c for c in cache_cases() if c.name == f"paged-cache-append-{name}")
-    (tile,) = CACHE.tiles(prepared(case, DEVICES[0]).problem.spec, HostToolchain().arch_row("host"))
+    (tile,) = CACHE.tiles(problem_of(case, DEVICES[0]).spec, HostToolchain().arch_row("host"))
     monkeypatch.setattr(PagedCacheDefinition, "tile", lambda *_: replace(tile, turns=turns))
     hostcpp.forget()
     outcome = run_case(case, Target(DEVICES[0], "shared", case.operation, builtin=True))

@@ -24,7 +24,7 @@ from kernelseam.plugins import Plugins
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.common import DECODE, NAN_EXEMPTIONS, PREFIX_GROUPS, UNFUSED
 from kernelseam_hostcpp import HostArray, HostToolchain
-from kernelseam_hostcpp.executable import prepared
+from kernelseam_hostcpp.executable import problem_of
 from kernelseam_hostcpp.runtime import DEVICES
 
 KERNELS = ["gemm", "softmax", "gemm"]
@@ -108,7 +108,7 @@ def _parameters() -> Iterator[object]:
             assert isinstance(case, AttentionCase)
             if UNFUSED in case.may_refuse:
                 continue
-            spec = prepared(case, device).problem.spec
+            spec = problem_of(case, DEVICES[0]).spec
             dims = ("head_dim", "value_dim")
             values = {(f.name, getattr(spec, f.name)) for f in fields(spec) if f.name not in dims}
             new = values - seen
@@ -232,7 +232,7 @@ def test_what_it_does_not_take_it_refuses_by_name(hostcpp: Plugins, name: str) -
     ],
 )
 def test_dtypes_and_views_that_it_refuses(case: str, words: str) -> None:
-    problem = prepared(named(case), DEVICES[0]).problem
+    problem = problem_of(named(case), DEVICES[0])
     assert UnfusedAttention(HostToolchain()).supports(problem, DEVICES[0]) == words
 
 

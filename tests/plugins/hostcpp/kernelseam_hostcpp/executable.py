@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ def prepared(case: Case, device: Device, separate: bool = True) -> Prepared:
         for name, p in layout.placements.items()
     }
     return Prepared(layout, addresses, describe(case, layout, addresses, HostCppRuntime(), device))
+
+
+@cache
+def problem_of(case: Case, device: Device) -> Any:
+    """The problem of a prepared case, made once: several modules choose their cases by it."""
+    return prepared(case, device).problem
 
 
 def run(
