@@ -234,8 +234,10 @@ def _gathered(infos: Mapping[str, ArrayInfo], pages: ArrayInfo, asked: GatherOpt
     heads, dim, size = (pages.shape[axes.index(label)] for label in ("H", "D", "N"))
     extents = {"H": heads, "D": dim}
     if "slot_mapping" in infos:
-        shape = infos["slot_mapping"].shape
-        extents |= dict(zip(("B", "S") if len(shape) == 2 else ("S",), shape, strict=True))
+        slots = infos["slot_mapping"]
+        labels = ("B", "S") if len(slots.shape) == 2 else ("S",)
+        check_rank("slot_mapping", slots, labels)
+        extents |= dict(zip(labels, slots.shape, strict=True))
     elif "cu_seqlens" in infos:
         if asked.total_k is None:
             rule = "must say how many rows packed results have"

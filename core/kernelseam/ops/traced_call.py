@@ -13,13 +13,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, cast
 
 from kernelseam.contract import WORKSPACE_ALIGNMENT, ArrayInfo, Device, Launches, Runtime
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed
 from kernelseam.dtypes import DType
+from kernelseam.forking import cached_property
 from kernelseam.kernels.traced_template import template
 from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, selection_of
 from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_memset, traced_steps
