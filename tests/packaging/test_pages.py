@@ -145,7 +145,7 @@ def test_the_site_is_built(site: Path) -> None:
     text = re.sub(r"<[^>]+>", "", page)
     for function in ("attention", "attention_paged", "bmm", "fused_qkv_projection", "devices"):
         assert f"{function}(" in text
-    assert "softmax(scores)·v over the last two axes of q" in text
+    assert "Scaled dot-product attention, softmax(scores)·v" in text
     assert "tuple[Array, Array]" in text
     assert "**options" not in text and "kv_layout: str =" in text  # each option has its line
     assert (site / "pictures" / "attention.svg").exists() and (site / "search").is_dir()
