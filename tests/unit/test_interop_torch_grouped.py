@@ -105,6 +105,17 @@ def test_gradients_of_rows_that_are_gathered_and_scattered(given: str) -> None:
     torch.testing.assert_close(mine, theirs)
 
 
+def test_rows_taken_often_are_summed_in_float32() -> None:
+    """bfloat16 sums of ones end at 256."""
+    a, b = torch.ones(3, 4).bfloat16().requires_grad_(), torch.eye(4).bfloat16()[None]
+    offs, taken = torch.tensor([601], dtype=torch.int32), torch.zeros(700, dtype=torch.int32)
+    taken[1] = 2
+    taken[601:] = torch.tensor([-5, 1000, 1]).repeat(33)
+    found = ks.grouped_mm(a, b, offs, a_indices=taken)
+    (da,) = torch.autograd.grad(found[:601].sum(), a)
+    assert da.tolist() == [[600.0] * 4, [0.0] * 4, [1.0] * 4]
+
+
 @pytest.mark.parametrize("given", ["plain", "rest", "rows"])
 @pytest.mark.parametrize("gated", [False, True])
 def test_gradients_of_an_epilogue_and_of_what_it_captures(given: str, gated: bool) -> None:

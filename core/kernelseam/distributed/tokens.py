@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding_bag, pad
+from torch.nn.functional import pad
 
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.routes import Route
 from kernelseam.distributed.transfers import all_gather
 from kernelseam.interop.torch_function import Gradients, differentiable_once
+from kernelseam.interop.torch_library.bags import Bags
 from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
@@ -32,21 +33,6 @@ class Rows:
     """float32 [T]."""
     offs: Tensor
     """int32 [E]: where each expert's rows end."""
-
-
-@dataclass(frozen=True, eq=False)
-class Bags:
-    """Which rows are summed to each of some results."""
-
-    indices: Tensor
-    """int64: rows, those of one result side by side."""
-    ends: Tensor
-    """int64 [results + 1]: from which index on each has its own, and the number of indices."""
-
-    def sums(self, x: Tensor) -> Tensor:
-        if not len(x) or not x.shape[1]:
-            return x.new_zeros(len(self.ends) - 1, x.shape[1])
-        return embedding_bag(self.indices, x, self.ends, mode="sum", include_last_offset=True)
 
 
 class Sent:
@@ -161,9 +147,7 @@ class Layer:
         pairs = of_rows.end(pairs)
         place = pairs.detach()[:, 0].contiguous().view(torch.int32)
         token = (place + first)[order].int()
-        by_token, slots = token.sort(stable=True)
-        number = torch.arange(sum(coming) + 1, device=device, dtype=torch.int32)
-        added = Bags(slots, torch.searchsorted(by_token, number))
+        added = Bags.of(token, sum(coming))
         factors = None if rows.factors is None else pairs[:, 1][order]
         y = self._multiplied(forth.end(tokens), offs, token, added, factors, applied)
         back = Route(axis, coming, going, f"results{self.step}")

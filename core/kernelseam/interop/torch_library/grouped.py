@@ -12,6 +12,7 @@ from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.descriptors.gemm.options import GroupedOptions
 from kernelseam.interop.torch_function import check_bwd_implementation, with_matrices
 from kernelseam.interop.torch_library import flops
+from kernelseam.interop.torch_library.bags import Bags
 from kernelseam.interop.torch_library.define import (
     define,
     faked_as,
@@ -154,7 +155,11 @@ class Rows:
         x = self.kept(x, self.axis_of_a)
         if self.of_a is None:
             return x
-        return torch.zeros_like(like).index_add(0, self.kept(self.of_a), x)
+        places, tokens = self.of_a, like.shape[0]
+        if self.behind is not None:  # of zeros, which no one token shall get all of
+            number = torch.arange(x.shape[0], dtype=places.dtype, device=places.device)
+            places = torch.where(self.behind, number % max(tokens, 1), places)
+        return Bags.of(places, tokens).sums(x)
 
 
 OPERAND_SCHEMA = tensors_of("a", "b", optional=OPERANDS[2:])
