@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernelseam.errors import InvalidValue
 from kernelseam.expressions.bounds import bounds
 from kernelseam.expressions.derivatives import array_gradients, slope
 from kernelseam.expressions.elementwise import maximum, minimum, where
@@ -130,6 +131,34 @@ def test_blocks_of_mods(name: str) -> None:
     empty, found = check_blocks(e, 128, 16, 16)
     exact = {"packed_documents": 0.6, "tree": 0.6}
     assert found >= exact.get(name, 1.0) * empty
+
+
+WORDS: dict[str, Any] = {
+    "np.clip by its keywords": lambda s, i, j: np.clip(s, a_min=-0.5, a_max=0.25),
+    "one end": lambda s, i, j: np.clip(s, None, 0.25),
+    "logical_and of numbers": lambda s, i, j: s * np.logical_and(i, j * 2),
+    "logical_or of numbers": lambda s, i, j: s * np.logical_or(i, j),
+    "logical_xor of numbers": lambda s, i, j: s * np.logical_xor(i, j),
+    "logical_and of floats": lambda s, i, j: np.logical_and(s, i > 2),
+    "a sum of bools": lambda s, i, j: s * ((i > j) + (j > 2)),
+    "uint8": lambda s, i, j: ((i - j) * 37).astype(np.uint8),
+    "int8": lambda s, i, j: ((i - j) * 37).astype(np.int8),
+    "int16": lambda s, i, j: ((i - j) * 9000).astype(np.int16),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_functions_do_what_numpys_do(name: str) -> None:
+    at = coordinates(9, 12, score=np.random.default_rng(3).standard_normal((B, H, 9, 12)))
+    e = score_expression(lambda s, b, h, i, j: WORDS[name](s, i, j))
+    (found,) = evaluate([e.structure.score], at, e.numbers, ())
+    wanted = WORDS[name](at["score"], at["q_idx"], at["kv_idx"])
+    np.testing.assert_array_equal(found, np.broadcast_to(wanted, np.shape(found)))
+
+
+def test_a_name_that_begins_with_r_is_no_reflected_operator() -> None:
+    with pytest.raises(InvalidValue, match="rint is not a function of one element"):
+        score_expression(lambda s, b, h, i, j: np.rint(s))
 
 
 # ---- random trees: the same function of values that are traced, of NumPy's arrays and of torch's

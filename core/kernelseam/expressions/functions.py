@@ -62,17 +62,28 @@ def _to(x: Any, dtype: Any = None, *_: Any, **options: Any) -> Node:
         )
     python = {"float": Type.FLOAT, "int": Type.INT64, "bool": Type.BOOLEAN}
     type = ELEMENT_TYPES.get(name) if name in ELEMENT_TYPES else python.get(name)
-    return as_node(x) if type is None else cast(as_node(x), type)
+    y: Node = as_node(x) if type is None else cast(as_node(x), type)
+    if name in _NARROW:
+        ones, sign = map(constant, _NARROW[name])
+        y = make("sub", make("bitxor", make("bitand", y, ones), sign), sign)
+    return y
+
+
+_NARROW = {"uint8": (255, 0), "int8": (255, 128), "int16": (65535, 32768)}
+"""Of integers of fewer bits: all of them, and the sign. They are computed as int32."""
 
 
 def where(condition: Any, x: Any, y: Any) -> Node:
     return make("where", as_node(condition), as_node(x), as_node(y))
 
 
-def _clamp(x: Any, min: Any = None, max: Any = None, **_: Any) -> Node:
+def _clamp(
+    x: Any, min: Any = None, max: Any = None, *, a_min: Any = None, a_max: Any = None
+) -> Node:
     """The derivative is 1 at both ends, as torch's: not that of minimum and maximum."""
     y = as_node(x)
-    for bound, inner, outer in ((min, "lt", "max"), (max, "gt", "min")):
+    ends = (min if a_min is None else a_min), (max if a_max is None else a_max)
+    for bound, inner, outer in ((ends[0], "lt", "max"), (ends[1], "gt", "min")):
         if bound is None:
             continue
         end = as_node(bound)
@@ -87,6 +98,16 @@ def _bits(logic: str, bits: str) -> Callable[..., Node]:
         return make(logic if x.type == y.type == Type.BOOLEAN else bits, x, y)
 
     return either
+
+
+def _add(x: Any, y: Any) -> Node:
+    """Of two bools what NumPy and torch make of them: a bool."""
+    x, y = as_node(x), as_node(y)
+    return make("or" if x.type == y.type == Type.BOOLEAN else "add", x, y)
+
+
+def _truth(x: Any) -> Node:
+    return cast(as_node(x), Type.BOOLEAN)
 
 
 def _unequal(x: Any, y: Any) -> Node:
@@ -148,9 +169,13 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
     "gt": lambda x, y: make("lt", as_node(y), as_node(x)),
     "ge": lambda x, y: make("le", as_node(y), as_node(x)),
     "ne": _unequal,
+    "add": _add,
     "and": _bits("and", "bitand"),
     "or": _bits("or", "bitor"),
     "xor": _xor,
+    "logical_and": _make("and"),
+    "logical_or": _make("or"),
+    "logical_xor": lambda x, y: make("not", make("eq", *map(_truth, (x, y)))),
     "invert": _invert,
     "pos": lambda x: as_node(x),
     "pow": _pow,
@@ -189,7 +214,7 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
 }
 _ALIASES = {
     "abs": "absolute fabs",
-    "and": "logical_and bitwise_and",
+    "and": "bitwise_and",
     "div": "divide true_divide truediv",
     "eq": "equal",
     "floordiv": "floor_divide",
@@ -205,7 +230,7 @@ _ALIASES = {
     "ne": "not_equal",
     "neg": "negative",
     "not": "logical_not",
-    "or": "logical_or bitwise_or",
+    "or": "bitwise_or",
     "pow": "power float_power",
     "shl": "lshift left_shift bitwise_left_shift",
     "shr": "rshift right_shift bitwise_right_shift",
@@ -213,9 +238,15 @@ _ALIASES = {
     "sigmoid": "expit special_expit",
     "sign": "sgn",
     "sub": "subtract",
-    "xor": "logical_xor bitwise_xor",
+    "xor": "bitwise_xor",
 }
 ALIASES = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
+
+
+_REFLECTED = (
+    *("radd", "rsub", "rmul", "rdiv", "rtruediv", "rfloordiv", "rmod", "rpow"),
+    *("rand", "ror", "rxor", "rlshift", "rrshift"),
+)
 
 
 def function(name: str) -> tuple[Callable[..., Node], bool]:
@@ -223,8 +254,8 @@ def function(name: str) -> tuple[Callable[..., Node], bool]:
     (``rsub``). Raises Untraceable."""
     if (found := FUNCTIONS.get(ALIASES.get(name, name))) is not None:
         return found, False
-    if name[:1] == "r" and (found := FUNCTIONS.get(ALIASES.get(name[1:], name[1:]))) is not None:
-        return found, True
+    if name in _REFLECTED:
+        return FUNCTIONS[ALIASES.get(name[1:], name[1:])], True
     near = difflib.get_close_matches(name, [*FUNCTIONS, *ALIASES], 3)
     raise Untraceable(
         f"{name} is not a function of one element that is supported",
