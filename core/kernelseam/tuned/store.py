@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 import warnings
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +28,11 @@ from kernelseam.tuned.classes import batch_invariant, problem_class
 SCHEMA = 1
 """Part of every key: raised when the meaning of a class or of a file changes."""
 FOLDER, SUFFIX = "tuned", ".tuned"
+_ABSENT_SECONDS = 1.0
+"""That a folder which was not there is not looked for again, but by this process's own tuning: the
+look takes 50 to 80 µs of a class's first call (H200's host, gVisor)."""
+_absent: dict[Path, float] = {}
+"""Cache folders without one, until when."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,12 @@ def environment(device: Device) -> dict[str, str]:
 
 
 def _folder(*, make: bool) -> Path | None:
-    root = cache_folder() / FOLDER
+    cache = cache_folder()
+    if make:
+        _absent.clear()
+    elif time.monotonic() < _absent.get(cache, 0.0):
+        return None
+    root = cache / FOLDER
     order = (root.parent, root) if make else (root, root.parent)  # what mostly is not there first
     try:
         exists = private(order[0], make=make) and private(order[1], make=make)
@@ -122,6 +133,9 @@ def _folder(*, make: bool) -> Path | None:
             raise
         _warn(root, e)
         return None
+    if not exists:
+        _absent.clear()
+        _absent[cache] = time.monotonic() + _ABSENT_SECONDS
     return root if exists else None
 
 
