@@ -273,10 +273,12 @@ class _Step:
 
 def _few_rows(p: GemmProblem) -> bool:
     """Whether reading the longer factor bounds a product: of one row or column, or of a batch that
-    has few of them."""
+    has few of them. A batch that sums little is computed by tiles, as others are (H200, 54 ×
+    1×528×16 of halves: 5.2 µs, where reading takes 2.3)."""
     few, many = sorted((p.M, p.N))
-    wide = few <= _FEW and many * p.K >= _MATRIX and _steps(p) >= 1
-    return few == 1 or (p.matrices > 1 and wide)
+    if p.matrices == 1:
+        return few == 1
+    return _steps(p) >= 1 and (few == 1 or (few <= _FEW and many * p.K >= _MATRIX))
 
 
 def _few_rows_works(p: GemmProblem, rate: LibraryRate, limits: DeviceLimits) -> Iterator[Work]:

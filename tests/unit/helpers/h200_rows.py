@@ -175,6 +175,7 @@ GEMV = (
     product(384, 4, 64, 512, "float16", {"gemv": 10.3, "cublas": 7.7, "sm90": 13.7}, layout="NN"),
     product(1, 4, 6144, 4096, "bfloat16", {"gemv": 16.4, "cublas": 14.4, "sm90": 30.9}),
     product(1, 8, 6144, 4096, "bfloat16", {"cublas": 13.3, "sm90": 29.2}),
+    product(54, 1, 528, 16, "bfloat16", {"cublas": 5.0, "gemv": 2.2}),
 )
 LIBRARY = (  # PEERS of which the shared kernel was not measured, or long ago
     product(384, 512, 64, 512, "float32", {"cublas": 306}, layout="NN"),
