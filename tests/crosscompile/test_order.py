@@ -40,7 +40,8 @@ from kernelseam_cuda.sm90.attention_e4m3_tiles import HopperE4m3AttentionTile  #
 from kernelseam_cuda.sm90.attention_score_gradient import ScoreGradientTile  # noqa: E402
 from kernelseam_cuda.sm90.grouped import HopperGroupedGemm  # noqa: E402
 from kernelseam_cuda.sm90.latent_tiles import HopperLatentTile  # noqa: E402
-from kernelseam_cuda.sm90.tiles import GEMM, GROUPED, HopperGemmTile, HopperTf32Tile  # noqa: E402
+from kernelseam_cuda.sm90.tf32_tiles import HopperTf32Tile  # noqa: E402
+from kernelseam_cuda.sm90.tiles import GEMM, GROUPED, HopperGemmTile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 from mutant import Mutant  # noqa: E402

@@ -118,6 +118,8 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "IN_TURNS": 0,
     "HALVES": 0,
     "BM": 128,
+    "A_ROWS": 128,
+    "A_TRANSPOSED": 0,
     "BN": 128,
     "GROUPS": 2,
     "STAGES": 2,

@@ -25,7 +25,7 @@ from kernelseam.epilogues import (
 from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.gemm_tiling import kept_bytes, strips_of
+from kernelseam_cuda.sm90.gemm_tiling import kept_bytes, parts_of_tail, strips_of
 from kernelseam_cuda.sm90.tiles import (
     E4M3,
     E4M3_BLOCKS,
@@ -522,6 +522,57 @@ def test_a_split_tile_is_offered_where_its_ring_has_room_behind_the_source_tiles
     added = few_tokens(64, residual=DType.bfloat16)
     assert HALF.few_enough(added, wide)
     assert not HALF.few_enough(replace(added, beta=-1.0), wide)
+
+
+def test_few_rows_alone_are_loaded() -> None:
+    """A slice is of fewer bytes, so the ring is longer, and the other blocks' sums are few."""
+    p = replace(few_tokens(16), N=1024)
+    few = {t.split: t for t in HALF.offered(p) if t.few_rows == 16}
+    assert HALF.tile(p, ROW, H200) in few.values() and sorted(few) == [1, 2, 4, 8]
+    for split, t in few.items():
+        constants, maps = HALF.constants(p.spec, t, ROW), HALF.tensor_maps(p, t, H200)
+        assert (constants["A_ROWS"], constants["BM"]) == (16, 64)
+        assert maps["a_map"].box[:2] == (64, 16) and maps["b_map"].box[:2] == (64, 64)
+        assert t.stages * t.stage_bytes == 9 * 80 * 128
+        assert t.stages_after_sums(2) == 2 + -(-(split - 1) * 16 * 64 * 4 // t.stage_bytes)
+    more = {t.few_rows for t in HALF.offered(replace(p, M=17))}
+    assert more == {0, 32} and {t.few_rows for t in HALF.offered(replace(p, M=33))} == {0}
+    assert not any(t.few_rows for t in HALF.offered(replace(p, batch=2))), "one product"
+    assert {t.split for t in HALF.offered(replace(p, K=128)) if t.few_rows == 16} == {1, 2}
+
+
+def cut(M: int, **changes: Any) -> GemmProblem:
+    return replace(few_tokens(M), **changes)
+
+
+@pytest.mark.parametrize(
+    ("p", "parts"),
+    [
+        (cut(1024, N=1024, K=16384), 2),  # 64 tiles of 132
+        (cut(3717, N=3392, K=7488), 4),  # 6 waves and 18 tiles
+        (cut(3717, N=3392, K=2048), 2),  # 32 slices
+        (cut(3717, N=3392, K=1024), 1),
+        (cut(4224, N=2048, K=8192), 1),  # whole waves
+        (cut(16384, N=6144, K=8192), 1),  # of which there are many
+        (cut(1024, N=1024, K=16384, beta=1), 1),
+    ],
+)
+def test_tiles_of_a_last_wave_of_few_are_cut_along_k(p: GemmProblem, parts: int) -> None:
+    (tile,) = (t for t in HALF.tiles(p.spec, ROW) if t.tail_parts and t.bn == 128)
+    assert parts_of_tail(p, tile, H200) == parts
+    assert (tile in HALF.able(p, H200)) == (parts > 1)
+    assert HALF.takes(p, tile, ROW, H200) == (not p.beta), "which is right wherever nothing is cut"
+    launches = HALF.launches(p, tile, H200)
+    (own,) = launches.kernels
+    assert HALF.grid(p, tile, H200) == 132 and own.workspace == {"origin": 0, "sums": 1280}
+    assert launches.zeroed_bytes == 1280, "a counter for each consumer"
+    assert launches.workspace_bytes == 1280 + 132 * 128 * 128 * 4
+
+
+def test_what_is_added_to_is_not_cut() -> None:
+    """A source tile would come for each part."""
+    for spec in ({"residual": DType.bfloat16}, {"view": "pointers"}, {"a_transposed": True}):
+        assert not any(t.tail_parts for t in HALF.tiles(few_tokens(64, **spec).spec, ROW))
 
 
 def test_a_factor_along_m_has_a_ring_of_four_slices() -> None:

@@ -12,7 +12,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
-from kernelseam_cuda.sm90.tiles import TF32, HopperTf32Tile
+from kernelseam_cuda.sm90.tf32_tiles import TF32, HopperTf32Tile
 
 KERNEL, ROW = HopperTf32Gemm(), archs.row("sm_90a")
 LIMITS = DeviceLimits(

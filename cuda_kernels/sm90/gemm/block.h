@@ -57,10 +57,12 @@ constexpr int ROWS_BYTES = 64 * 128;  // 64 rows of a panel
 constexpr int PER_COLUMN = Config::PAIRS ? 2 : 1, C_COLUMNS = 128 / sizeof(TC);
 constexpr int C_PANELS = divide_up(BN / PER_COLUMN, C_COLUMNS), SUM_PANELS = divide_up(BN, C_COLUMNS);
 static_assert(Config::PAIRS != HALVES || Config::B_TRANSPOSED || BN % 128 == 0, "a half is of whole panels of B");
-constexpr int A_BYTES = BM * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES;
+// Of few rows A_ROWS alone are loaded: what products read as the others are rows of B, and what comes of them is not stored.
+constexpr int A_ROWS = Config::A_ROWS, A_BYTES = A_ROWS * 128, B_BYTES = BN * 128, STAGE_BYTES = A_BYTES + B_BYTES, SOURCE_BYTES = BM * 128;
+static_assert(A_ROWS == BM || (BM == 64 && BN >= 64 && A_ROWS % 16 == 0 && !Config::A_TRANSPOSED), "the rows of a consumer's first warps");
 
 // Source tiles (beta · C, residual) come through the same ring: panels of BM rows in a stage.
-constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / A_BYTES);
+constexpr int SOURCE_PANELS = min_of(C_PANELS, STAGE_BYTES / SOURCE_BYTES);
 
 // Epilogue buffers are 64 rows of a panel each; BATCH are stored at once, SLOTS batches in flight a consumer.
 constexpr int RESULT_BATCH = C_PANELS <= BUFFERS ? C_PANELS : C_PANELS % BUFFERS == 0 ? BUFFERS : 1;
@@ -86,7 +88,7 @@ struct NoOnes {
 
 // Split sums: the others' accumulators lie in the ring of the first block, behind its source tiles, until it has added them.
 // (Whether there is a tile of C is known at run time: the host looks whether both fit.)
-constexpr int SOURCE_STAGES = divide_up(C_PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * BM * BN * 4;
+constexpr int SOURCE_STAGES = divide_up(C_PANELS, SOURCE_PANELS), PARTIAL_BYTES = (SPLIT - 1) * A_ROWS * BN * 4;
 static_assert(SPLIT == 1 || SOURCE_STAGES * Config::RESIDUAL + divide_up(PARTIAL_BYTES, STAGE_BYTES) <= STAGES, "the others' sums fit the ring");
 
 struct alignas(1024) Storage : conditional<RowSums::THERE, Ones, NoOnes>::type {

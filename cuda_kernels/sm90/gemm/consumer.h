@@ -191,12 +191,12 @@ struct Consumer {
 #pragma unroll
               for (int half = 0; half < 2; half++) {
                 float* const d = &acc[i][16 * n + 4 * j + 2 * half];
-                const Pair x = load_pair(tile + (n - first) * A_BYTES + i * ROWS_BYTES + pair_offset(at, j, half));
+                const Pair x = load_pair(tile + (n - first) * SOURCE_BYTES + i * ROWS_BYTES + pair_offset(at, j, half));
                 d[0] = fmaf(factor, x.x, d[0]), d[1] = fmaf(factor, x.y, d[1]);
               }
             } else {
               u32 x[4];
-              ldmatrix(tile + row_offset(at) + (n - first) * A_BYTES + i * ROWS_BYTES + chunk_offset(at, j), x);
+              ldmatrix(tile + row_offset(at) + (n - first) * SOURCE_BYTES + i * ROWS_BYTES + chunk_offset(at, j), x);
 #pragma unroll
               for (int e = 0; e < 4; e++) add_pair(&acc[i][32 * n + 8 * j + 2 * e], x[e], factor);
             }

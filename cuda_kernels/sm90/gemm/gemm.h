@@ -88,6 +88,7 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
   if constexpr (HAS_TABLE) make_table<THREADS>(groups_of(storage), groups);
   auto scheduler = [&]() -> decltype(auto) {
     if constexpr (Config::GROUPED) return GroupScheduler(order, groups, groups_of(storage), step, slices);  // of each role its own, as `first`
+    else if constexpr (TAIL) return TailScheduler(order, step, slices);
     else return (order);
   };
 

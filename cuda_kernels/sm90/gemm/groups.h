@@ -4,14 +4,11 @@
 // So along N, in columns of tiles; a group's first tile begins up to CHUNK − 1 columns before it, where 16 bytes of B and C do.
 // Of a list (BY_LIST) the sums are those of tiles, and a group's matrices have tensor maps of their own, which list_maps.h made.
 #pragma once
-#include "gemm/groups.h"
-#include "sm90/gemm/tiles.h"
+#include "sm90/gemm/last_wave.h"
 
 constexpr int MAX_GROUPS = 1024;
 
 constexpr bool OF_LISTS = Config::GROUPED == BY_LIST, HAS_TABLE = Config::GROUPED == ALONG_M || Config::GROUPED == ALONG_N || OF_LISTS;
-constexpr bool TAIL = Config::TAIL_PARTS > 1 && Config::GROUPED == ALONG_M;  // tiles of the last wave may be cut along K
-constexpr int FEWEST_SLICES = 16;                                          // of a part
 constexpr int CHUNK = 16 / min_of(sizeof(Config::T), sizeof(Config::TC));  // columns of B and C in 16 bytes, at which TMA's boxes begin
 
 // Rows of clusters of all groups before each, and of all of them; along N columns of tiles, of lists tiles.
@@ -48,25 +45,16 @@ KS_DEVICE void make_table(GroupTable& table, const Groups& groups) {
 }
 
 // A TileScheduler of tiles in groups; each thread that asks has its own.
-struct GroupScheduler {
+struct GroupScheduler : LastWave {
   const TileScheduler& order;  // along M its matrix is a row of tiles, along N a column
   const Groups& groups;
   const GroupTable& table;
-  int total;
-  int whole = 0, tail = 0, parts = 0;  // TAIL: tiles before the last wave, and of it; the parts of each
-  mutable int group = 0;               // of the last tile
+  mutable int group = 0;  // of the last tile
 
   // step: blocks, or clusters; slices: of K.
   KS_DEVICE GroupScheduler(const TileScheduler& order, const Groups& groups, const GroupTable& table, int step, int slices)
-      : order(order), groups(groups), table(table),
-        total(OF_LISTS ? table.rows[groups.count] : HAS_TABLE ? table.rows[groups.count] * order.matrix.d : order.total) {
-    if constexpr (TAIL) {
-      tail = total % step, whole = total - tail;
-      if (tail) parts = min_of(min_of(step / tail, slices / FEWEST_SLICES), Config::TAIL_PARTS);
-      if (parts > 1) total = whole + tail * parts;
-      else whole = total;
-    }
-  }
+      : LastWave(OF_LISTS ? table.rows[groups.count] : HAS_TABLE ? table.rows[groups.count] * order.matrix.d : order.total, step, slices),
+        order(order), groups(groups), table(table) {}
 
   // Tiles are asked for in rising order.
   KS_DEVICE TileCoord tile(int t, int rank) const {
@@ -75,8 +63,8 @@ struct GroupScheduler {
       p.begin = groups.begin(p.batch), p.end = p.begin + groups.size(p.batch);
       return p;
     }
-    int part = 0, in_parts = 0, number = 0;
-    if (TAIL && t >= whole) part = (t - whole) / tail, in_parts = parts, t -= part * tail, number = t - whole;
+    const Place at = place(t);
+    t = at.tile;
     const int row_of_all = OF_LISTS ? t : order.matrix.quotient(t);
     int step = 1;
     for (; group + step < groups.count && table.rows[group + step] <= row_of_all; step *= 2) group += step;
@@ -96,8 +84,8 @@ struct GroupScheduler {
     if constexpr (OF_LISTS) return {in_rows, in_columns, group, 0, 0, groups.of_list(group, OF_K), groups.of_list(group, OF_M)};
     const int begin = groups.begin(group);
     if (Config::GROUPED == ALONG_N) return {in_rows, begin / CHUNK * CHUNK + in_columns, group, 0, group, begin, begin + groups.size(group)};
-    return {begin + in_rows, in_columns, group, 0, group, begin, begin + groups.size(group), part, in_parts, number};
+    return {begin + in_rows, in_columns, group, 0, group, begin, begin + groups.size(group), at.part, at.parts, at.number};
   }
 };
 
-typedef conditional<Config::GROUPED != 0, GroupScheduler, TileScheduler>::type Scheduler;
+typedef conditional<Config::GROUPED != 0, GroupScheduler, conditional<TAIL, TailScheduler, TileScheduler>::type>::type Scheduler;

@@ -141,12 +141,12 @@ struct Producer {
       const int panels = min_of(SOURCE_PANELS, C_PANELS - first);
       const u32 full = ring.full(state), to = shared_address(storage.stages[state.stage]);
       ring.wait_empty(state);
-      barrier_arrive_expect_tx(full, panels * A_BYTES);
+      barrier_arrive_expect_tx(full, panels * SOURCE_BYTES);
 #pragma unroll 1
       for (int i = 0; i < panels; i++)
 #pragma unroll 1
         for (int m = 0; m < BM; m += 64)
-          tma_load(to + i * A_BYTES + m * 128, map, full, tile.column + C_COLUMNS * (first + i), tile.row + m, matrix.x2, matrix.x3);
+          tma_load(to + i * SOURCE_BYTES + m * 128, map, full, tile.column + C_COLUMNS * (first + i), tile.row + m, matrix.x2, matrix.x3);
     }
   }
 

@@ -30,7 +30,7 @@ struct StoredRows {
 KS_DEVICE StoredRows rows_of_list(const Arguments& a, const GroupScheduler& s, const TileCoord& p) {
   return {listed((TC*)a.c, p.matrix), s.groups.of_list(p.matrix, ROW_OF_C), s.groups.of_list(p.matrix, OF_N)};
 }
-StoredRows rows_of_list(const Arguments&, const TileScheduler&, const TileCoord&);  // never called
+template<class Tiles> StoredRows rows_of_list(const Arguments&, const Tiles&, const TileCoord&);  // never called
 
 struct MatrixResult {
   static constexpr bool ORDERED = false;

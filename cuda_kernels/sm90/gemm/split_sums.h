@@ -7,17 +7,19 @@ struct SplitSums {
   const Arguments& a;
   int split_rank, number;  // the block's, and the thread's among the consumers'
 
+  static constexpr int THREADS = A_ROWS == BM ? CONSUMERS : A_ROWS / 16 * WARP;  // that have rows of C
+
   // Where four of a thread's accumulators, from e on, of block 1, 2, … lie in the first block's ring: behind the source tiles.
   KS_DEVICE u32 partial_place(int from, int e) const {
-    const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * CONSUMERS * 16;  // of all threads' bytes
-    static_assert(SPLIT == 1 || STAGE_BYTES % (CONSUMERS * 16) == 0, "such a row lies in one stage");
+    const int row = ((from - 1) * MT * (BN / 2) + e) / 4 * THREADS * 16;  // of their bytes
+    static_assert(SPLIT == 1 || STAGE_BYTES % (THREADS * 16) == 0, "such a row lies in one stage");
     const int stage = (part_slices(a.slices) + a.source_stages() + row / STAGE_BYTES) % STAGES;
     return shared_address(storage.stages[stage]) + row % STAGE_BYTES + number * 16;
   }
   // Adds up a cluster's sums in its first block; false in the others, which are done.
   KS_DEVICE bool add_up(float (&acc)[MT][BN / 2]) const {
     cluster_barrier();  // the first block's ring has been read
-    if (split_rank)
+    if (split_rank && number < THREADS)
 #pragma unroll
       for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -27,6 +29,7 @@ struct SplitSums {
         }
     cluster_barrier();
     if (split_rank) return false;
+    if (number >= THREADS) return true;
 #pragma unroll 1
     for (int from = 1; from < SPLIT; from++)
 #pragma unroll

@@ -1,4 +1,4 @@
-// The last wave of tiles, where it is of few: each is cut along K into parts, which blocks without a tile sum (GroupScheduler says which). The
+// The last wave of tiles, where it is of few: each is cut along K into parts, which blocks without a tile sum (LastWave says which). The
 // last part's block adds up the others' sums, which come through memory: it waits for them, as blocks of lower numbers, which start earlier, have
 // them. Always in the order of the parts, so that the same bits come.
 #pragma once

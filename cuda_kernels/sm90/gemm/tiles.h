@@ -11,7 +11,7 @@ constexpr int GROUP_ROWS = Config::GROUP_ROWS;
 
 // A tile of C: its first row and column; the index, head and batch of its matrix. Of a grouped product the batch is the group;
 // begin and end are those of its part of the grouped axis. Of a list the matrix is the group, whose maps have one, and they are its K and M.
-// Of a tile that several blocks sum (tail_sums.h), `parts` parts of K, which this is, and the tile's number among those; 0: it is whole.
+// Of a tile that several blocks sum (LastWave), `parts` parts of K, which this is, and the tile's number among those; 0: it is whole.
 struct TileCoord { int row, column, matrix, head, batch, begin, end, part = 0, parts = 0, number = 0; };
 
 // The launch's tiles, computed on the host; the tiles of a cluster count as one.

@@ -331,6 +331,11 @@ def _gemm() -> Iterator[GemmCase]:
     one = {"batch": 1, "num_heads": 1, "data": "integers"}
     yield gemm("bf16-nt", "many-tiles-one-matrix", M=2056, N=4104, K=520, **one)  # by clusters
     yield gemm("f16-nn", "many-tiles-few-rows", M=72, N=20488, K=520, **one)
+    # Few rows, which alone are loaded, of sums that a cluster shares; few tiles, cut into parts.
+    both: dict[str, Any] = {"bias": DType.bfloat16, "residual": DType.bfloat16}
+    yield gemm("bf16-nt", "few-tokens", M=12, N=1000, K=4104, beta=0.5, **both, **one)
+    yield gemm("f16-nn", "few-tokens-of-two-warps", M=20, N=2000, K=4104, **one)
+    yield gemm("bf16-nt", "many-tiles-cut", M=1000, N=1304, K=4104, alpha=0.5, **one)
     for precision in ("tf32", "tf32x3"):
         ways: dict[str, object] = {"precision": precision, **shape}
         for kind in ("f32-nn", "f32-nt", "f32-tt"):

@@ -885,6 +885,14 @@ MUTANTS = (
         FEW_TOKENS,
         "the second block's sums are not added",
     ),
+    _mutant(
+        "parts-of-the-first-warp-alone",
+        GEMM_SPLIT_SUMS,
+        "A_ROWS / 16 * WARP",
+        "WARP",
+        "gemm-f16-nn-few-tokens-of-two-warps",
+        "of rows behind the first 16 the other blocks' sums are left out",
+    ),
     # ---- TF32: fragments of the left factor, parts of the right one
     _mutant(
         "fragments-fence",

@@ -173,8 +173,13 @@ GEMV = (
     product(384, 2, 512, 64, "float16", {"gemv": 9.2, "cublas": 7.8, "sm90": 10.4}),
     product(384, 4, 512, 64, "float16", {"gemv": 12.1, "cublas": 7.8, "sm90": 10.4}),
     product(384, 4, 64, 512, "float16", {"gemv": 10.3, "cublas": 7.7, "sm90": 13.7}, layout="NN"),
-    product(1, 4, 6144, 4096, "bfloat16", {"gemv": 16.4, "cublas": 14.4, "sm90": 30.9}),
-    product(1, 8, 6144, 4096, "bfloat16", {"cublas": 13.3, "sm90": 29.2}),
+    product(1, 4, 6144, 4096, "bfloat16", {"gemv": 16.4, "cublas": 14.4}),
+    product(1, 8, 6144, 4096, "bfloat16", {"cublas": 14.2, "sm90": 13.0}),
+    product(1, 16, 4096, 14336, "bfloat16", {"cublas": 32.1, "sm90": 25.9}),
+    product(1, 32, 4096, 4096, "bfloat16", {"cublas": 9.7, "sm90": 8.27}),
+    product(1, 7, 4680, 2992, "bfloat16", {"cublas": 7.6, "sm90": 9.64}),
+    product(1, 17, 1984, 6320, "bfloat16", {"cublas": 9.2, "sm90": 9.27}),
+    product(1, 2, 3832, 3864, "float16", {"cublas": 9.6, "sm90": 9.1}, layout="NN"),
     product(54, 1, 528, 16, "bfloat16", {"cublas": 5.0, "gemv": 2.2}),
 )
 LIBRARY = (  # PEERS of which the shared kernel was not measured, or long ago

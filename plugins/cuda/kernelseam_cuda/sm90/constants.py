@@ -37,6 +37,7 @@ HOPPER: Mapping[str, str] = {
     "RESIDUAL": "a residual is added",
     "JOINED": "heads that lie one after the other are one product: JOINED_A, JOINED_B, JOINED_K",
     "CLUSTER": "blocks of a cluster, which share B's columns, or A's rows",
+    "A_ROWS": "rows of A that a slice has, all of a tile's or few",
     "GROUP_ROWS": "rows of clusters of a group of tiles, which is walked column by column",
     "SHARED_A": "a cluster's tiles are neighbours along N, and share A",
     "SPLIT": "blocks of a cluster that sum a part of K each",

@@ -70,6 +70,8 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     in_step,
     kept_bytes,
     order_values,
+    parts_of_tail,
+    refuse_extents,
     refuse_reductions,
     result_dtypes,
     results_of,
@@ -77,14 +79,13 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     strips_of,
     tile_count,
     tiles_of,
+    with_tail_sums,
 )
 from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import REGISTERS, HopperGemmTile
 
 _FEW_ROWS = 64
 """Of A that blocks share: of more, wider tiles read B less often."""
-MAX_EXTENT = 2**30
-"""Rows and columns: a tile's place, and its end, are 32-bit."""
 _FAST_MEMORY = 4e12
 """Bytes a second. Where memory is slower, a tile of a result that is most of what is moved has a
 ring of one slice more than it sums: ``in_step``. An H100 has 3.35e12, an H200 4.8e12."""
@@ -217,6 +218,8 @@ class HopperGemm(HopperKernel):
     ) -> bool:
         if tile.adds_up and not all_at_once(problem, tile, device):
             return False
+        if tile.tail_parts and problem.beta:
+            return False
         return self.few_enough(problem, tile) and self.stores(problem, tile)
 
     def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
@@ -237,7 +240,10 @@ class HopperGemm(HopperKernel):
         tiles = [
             t
             for t in tiles_of(p.spec)
-            if self.few_enough(p, t) and self.stores(p, t) and c_first >= t.mostly_c
+            if not 0 < t.few_rows < p.M
+            and self.few_enough(p, t)
+            and self.stores(p, t)
+            and c_first >= t.mostly_c
             if not (c_first and plain and t.ping_pong)
         ]
         if not c_first:
@@ -246,16 +252,21 @@ class HopperGemm(HopperKernel):
 
     def able(self, p: GemmProblem, device: Device) -> list[HopperGemmTile]:
         """Of those the ones that a device has room for."""
-        return [t for t in self.offered(p) if not t.adds_up or all_at_once(p, t, device)]
+        return [
+            t
+            for t in self.offered(p)
+            if not t.adds_up or all_at_once(p, t, device)
+            if not t.tail_parts or parts_of_tail(p, t, device) > 1
+        ]
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
-        """Whether it is for so many tiles, which can be counted; where blocks share rows of A, that
-        it is one product of few rows whose clusters run at once; where sums are split, that tiles
+        """Whether it is for so many tiles, which can be counted; where blocks share rows of A, or
+        load few, that it is one product of so few rows; where sums are split, that tiles
         are few, that every part has something to sum, and that the ring has room for the parts
         behind the source tiles."""
-        if tile.shared_a:
-            few = p.results == 1 and p.M <= _FEW_ROWS
-            return few and tile_count(p, tile) <= tile.most_tiles
+        few = tile.few_rows or tile.shared_a * _FEW_ROWS
+        if few and (p.results > 1 or few < p.M):
+            return False
         if tile.split == 1:
             most = min(MAX_TILES, tile.most_tiles + 1)
             return tile.fewest_tiles <= tile_count(p, tile) < most
@@ -277,6 +288,8 @@ class HopperGemm(HopperKernel):
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.reductions:
             return reducing(self, problem, tile, strips_of(problem, tile), tile.adds_up)
+        if tile.tail_parts:
+            return with_tail_sums(self, problem, tile, self.grid(problem, tile, device))
         if problem.spec.view != "pointers":
             return Launches((Launch(self, problem, tile),))
         maps = (*MAPS, SUMS_MAP) if problem.spec.preactivation else MAPS
@@ -302,7 +315,7 @@ class HopperGemm(HopperKernel):
             "JOINED": (None, "a", "b", "k").index(spec.joined),
             **NOT_GROUPED,
             **heads_constants(None),
-            **members(tile, "bm", "bn", "groups", "stages", "cluster", "group_rows"),
+            **members(tile, "bm", "bn", "a_rows", "groups", "stages", "cluster", "group_rows"),
             **members(tile, "shared_a", "split", "tail_parts", "adds_up", "in_turns", "ping_pong"),
             **members(tile, "halves", "blocks", "buffers"),
             "STORE": int(tile.store == "tma"),
@@ -344,6 +357,8 @@ class HopperGemm(HopperKernel):
         if tile.split > 1:  # each cluster has one tile
             return tile_count(problem, tile) * tile.split
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
+        if tile.tail_parts:
+            return clusters * tile.cluster
         return least(tile_count(problem, tile), clusters) * tile.cluster
 
     def cluster(self, tile: HopperGemmTile) -> int:
@@ -412,16 +427,6 @@ class HopperGemm(HopperKernel):
         from kernelseam_cuda.sm90.gemm_covering import specs
 
         return (Covered(self, spec, often=often) for spec, often in specs())
-
-
-def refuse_extents(p: GemmProblem) -> str | None:
-    """Why a problem is too small or too large."""
-    if not (p.M and p.N and p.results and p.reads_inputs):
-        return "there is nothing to multiply"
-    for name, n in (("M", p.M), ("N", p.N)):
-        if n >= MAX_EXTENT:
-            return f"{name} = {n}: it takes less than 2**30"
-    return None
 
 
 def _whole(p: GemmProblem) -> bool:

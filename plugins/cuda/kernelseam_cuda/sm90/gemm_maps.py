@@ -37,7 +37,7 @@ def tensor_maps(problem: GemmProblem, tile: HopperGemmTile) -> dict[str, TensorM
     # panel, and a cluster's blocks share its rows.
     k = slice_of(s)
     a_parts, b_parts = (tile.cluster, 1) if tile.shared_a else (1, tile.cluster)
-    a_box = (k, k) if s.a_transposed else (k, tile.bm // a_parts)
+    a_box = (k, k) if s.a_transposed else (k, tile.a_rows // a_parts)
     b_box, c_box = _b_box(s, tile, b_parts), _c_box(s, tile)
     c_shape = p.M, p.c_columns
     rounded = s.precision == "tf32"

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
-from kernelseam.contract import Device
+from kernelseam.contract import Device, Launch, Launches
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES
+from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, divider_parameter, divider_values
 from kernelseam.kernels.gemm.reductions import Strips, fits_strips, refuse_parts
 from kernelseam.kernels.signature import Structure
-from kernelseam.symbolic import most
+from kernelseam.symbolic import least, most
 
+from kernelseam_cuda.sm90.tf32_tiles import HopperTf32Tile
 from kernelseam_cuda.sm90.tiles import (
     AT_ONCE,
     E4M3,
     E4M3_BLOCKS,
     EPILOGUE,
     EPILOGUE_LINEAR,
+    FEW_LOADED,
     FEW_ROWS,
     GEMM,
     PANEL,
     PING_PONG,
     SPLIT,
     HopperGemmTile,
-    HopperTf32Tile,
 )
 
 SCALED_COLUMNS = 64
@@ -35,8 +38,14 @@ SLICE_BYTES = 128
 """Bytes of a row of A or B along K in one pipeline stage."""
 FEWEST_STAGES = 2
 """Of a ring."""
+TAIL_PARTS, FEWEST_OF_A_PART, _MOST_WAVES = 4, 16, 8
+"""Into which tiles of a last wave of few are cut, at most, slices of each, and waves behind which
+there is less to gain. (H200, µs, cut and the best tile whole: 3717×3392×7488 289 and 312,
+1024×1024×16384 51 and 67.)"""
 _STRIP_ROWS = 64
 """Of a tile, that a consumer's warps have together."""
+MAX_EXTENT = 2**30
+"""Rows and columns: a tile's place, and its end, are 32-bit."""
 MAX_TILES = 2**31 - 2**16
 """Tile indices are 32-bit, and a persistent block steps past the last one by the grid's size."""
 ORDER = Structure(
@@ -116,7 +125,8 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
         return tuple(t for t in GEMM if t.bm < 256)
     if spec.epilogue:
-        tiles = EPILOGUE + (EPILOGUE_LINEAR if _linear(spec) else ())
+        linear = EPILOGUE_LINEAR + _with_tails(EPILOGUE, spec)
+        tiles = EPILOGUE + linear * _linear(spec)
         return tuple(
             form
             for t in tiles
@@ -127,8 +137,17 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
             and fits_strips(spec, *_strip(spec, t))
             and t.fits(spec.bias is not None, kept=kept_bytes(spec, t))
         )
-    tiles = GEMM + ((*AT_ONCE, *SPLIT, *FEW_ROWS, PING_PONG) if _linear(spec) else ())
-    return tuple(t for t in tiles if _fits_registers(spec, t))
+    linear = (*AT_ONCE, *SPLIT, *FEW_ROWS, *FEW_LOADED, PING_PONG, *_with_tails(GEMM, spec))
+    return tuple(t for t in GEMM + linear * _linear(spec) if _fits_registers(spec, t))
+
+
+def _with_tails(tiles: tuple[HopperGemmTile, ...], spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
+    """Those whose last wave may be cut along K, of 128×128 (wider ones spill): of a result that
+    nothing is added to."""
+    if spec.residual or spec.reductions:
+        return ()
+    best = (t for t in tiles if t.store == "tma" and (t.bm, t.bn, t.stages) == (128, 128, 5))
+    return tuple(replace(t, tail_parts=TAIL_PARTS) for t in best if not t.mostly_c)
 
 
 def _forms(spec: GemmSpec, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
@@ -237,6 +256,20 @@ def all_at_once(p: GemmProblem, tile: HopperGemmTile, device: Device) -> bool:
     return tile_count(p, tile) <= clusters
 
 
+def parts_of_tail(p: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
+    """Into which tiles of the last wave are cut along K: see LastWave in tiles.h; 1: they are
+    not."""
+    most = p.K // (slice_of(p.spec) * FEWEST_OF_A_PART)
+    if p.beta or most < 2:
+        return 1
+    clusters = max(device.limits.compute_units // tile.cluster, 1) * tile.blocks
+    tiles = tile_count(p, tile)
+    tail = tiles % clusters
+    if not tail or tiles > _MOST_WAVES * clusters:
+        return 1
+    return least(least(clusters // tail, most), tile.tail_parts)
+
+
 def in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:
     """A ring from which a block cannot load more than a slice of its next tile, where the L2 cache
     is full of C's lines that memory has yet to take: A and B stay there for as long as blocks read
@@ -246,3 +279,24 @@ def in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:
     if not tile.mostly_c or stages >= tile.stages:
         return tile
     return replace(tile, stages=stages, block_seconds=tile.block_seconds / 2)
+
+
+def with_tail_sums(
+    kernel: KernelDefinition, problem: Any, tile: HopperGemmTile, blocks: int
+) -> Launches:
+    """A launch of so many blocks, and its workspace: a counter for each consumer, which the kernel
+    leaves 0, and the sums of a tile for each block."""
+    counters = divide_up(4 * blocks * tile.groups, 256) * 256
+    sums = blocks * tile.bm * tile.bn * 4
+    own = Launch(kernel, problem, tile, {"origin": 0, "sums": counters})
+    return Launches((own,), counters + sums, zeroed_bytes=counters)
+
+
+def refuse_extents(p: GemmProblem) -> str | None:
+    """Why a problem is too small or too large."""
+    if not (p.M and p.N and p.results and p.reads_inputs):
+        return "there is nothing to multiply"
+    for name, n in (("M", p.M), ("N", p.N)):
+        if n >= MAX_EXTENT:
+            return f"{name} = {n}: it takes less than 2**30"
+    return None

@@ -40,6 +40,7 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     slice_of,
     storing,
     takes_pairs,
+    with_tail_sums,
 )
 from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import (
@@ -168,20 +169,15 @@ class HopperGroupedGemm(HopperGroups):
         return p.spec.along == "n" or p.c_columns * p.spec.product.dtype_c.itemsize % 16 == 0
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
-        return work_of(problem.even, tile, device)
+        return work_of(problem.even, replace(tile, tail_parts=0), device)
 
     def launches(
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
     ) -> Launches:
-        """The kernel alone. Where tiles of the last wave are cut along K, its workspace: a counter
-        for each consumer, which the kernel leaves 0, and the sums of a tile for each block."""
+        """The kernel alone; where tiles of the last wave are cut along K, with their sums."""
         if not tile.tail_parts:
             return Launches((Launch(self, problem, tile),))
-        blocks = self.grid(problem, tile, device)
-        counters = divide_up(4 * blocks * tile.groups, 256) * 256
-        sums = blocks * tile.bm * tile.bn * 4
-        own = Launch(self, problem, tile, {"origin": 0, "sums": counters})
-        return Launches((own,), counters + sums, zeroed_bytes=counters)
+        return with_tail_sums(self, problem, tile, self.grid(problem, tile, device))
 
     def accumulators(self, spec: GroupedGemmSpec, tile: HopperGemmTile) -> Iterable[int]:
         return tile.accumulators

@@ -25,10 +25,16 @@ from kernelseam.kernels.gemm.grouped import GROUPS, with_groups
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import most
 
-from kernelseam_cuda.sm90.gemm import MAX_EXTENT, HopperGemm, refuse_extents
+from kernelseam_cuda.sm90.gemm import HopperGemm
 from kernelseam_cuda.sm90.gemm_cost import work as work_of
 from kernelseam_cuda.sm90.gemm_maps import MAPS, list_tensor_maps
-from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, order_values, slice_of
+from kernelseam_cuda.sm90.gemm_tiling import (
+    MAX_EXTENT,
+    MAX_TILES,
+    order_values,
+    refuse_extents,
+    slice_of,
+)
 from kernelseam_cuda.sm90.grouped import MAX_GROUPS, TABLE_BYTES, HopperGroups
 from kernelseam_cuda.sm90.kernel import HopperKernel
 from kernelseam_cuda.sm90.tiles import GROUPED, GROUPED_PING_PONG, REGISTERS, HopperGemmTile

@@ -23,11 +23,16 @@ from kernelseam.kernels.elements import (
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90.gemm import refuse_extents
 from kernelseam_cuda.sm90.gemm_maps import ORIGIN_BYTES, steps, tensor_map
-from kernelseam_cuda.sm90.gemm_tiling import MAX_TILES, ORDER, order_values, tile_count
+from kernelseam_cuda.sm90.gemm_tiling import (
+    MAX_TILES,
+    ORDER,
+    order_values,
+    refuse_extents,
+    tile_count,
+)
 from kernelseam_cuda.sm90.kernel import HopperKernel
-from kernelseam_cuda.sm90.tiles import TF32, TF32_REGISTERS, HopperTf32Tile
+from kernelseam_cuda.sm90.tf32_tiles import TF32, TF32_REGISTERS, HopperTf32Tile
 
 SLICE = 32
 """Elements of K in a stage of the ring."""

@@ -65,6 +65,8 @@ class HopperGemmTile:
     c_first: bool = False
     b_first: bool = False
     shared_a: bool = False
+    few_rows: int = 0
+    """Of A, that are loaded, and that there are at most; 0: all of a tile's."""
     split: int = 1
     """Blocks of a cluster that share a tile, each a part of what is summed: for few tiles."""
     group_rows: int = 8
@@ -93,6 +95,16 @@ class HopperGemmTile:
     """Of e4m3: a consumer multiplies half of its columns after the other, and adds up meanwhile."""
 
     @property
+    def a_rows(self) -> int:
+        """Of a slice of A that are loaded."""
+        return self.few_rows or self.bm
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of a slice of A and of B."""
+        return (self.a_rows + self.bn) * _LINE_BYTES
+
+    @property
     def accumulators(self) -> tuple[int, ...]:
         """Columns of its products: of the sums of rows, and of a tile or its halves."""
         return 8, self.bn, self.bn // (1 + self.halves)
@@ -105,7 +117,10 @@ class HopperGemmTile:
         more += "-pingpong" * self.ping_pong + "-turns" * self.in_turns + "-halves" * self.halves
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
         more += f"-tail{self.tail_parts}" * (self.tail_parts > 1) + "-adds" * self.adds_up
-        return f"{self.bm}x{self.bn}-{self.stages}-{self.store}{more}" + "-cfirst" * self.c_first
+        return (
+            f"{self.few_rows or self.bm}x{self.bn}-{self.stages}-{self.store}{more}"
+            + "-cfirst" * self.c_first
+        )
 
     def shared_bytes(
         self, bias: bool, sums: bool = False, scales: bool = False, table: int = 0, kept: int = 0
@@ -123,7 +138,7 @@ class HopperGemmTile:
     def _bytes(
         self, bias: bool, sums: bool = False, scales: bool = False, table: int = 0, kept: int = 0
     ) -> int:
-        size = self.stages * (self.bm + self.bn) * 128 + self.groups * (
+        size = self.stages * ((self.few_rows or self.bm) + self.bn) * 128 + self.groups * (
             self.buffers * 8192 + bias * self.bn * 4
         )
         size += 16 * (self.stages + self.groups * self.buffers) + sums * 1024
@@ -132,14 +147,13 @@ class HopperGemmTile:
     def stages_after_sums(self, sources: int) -> int:
         """Of the ring, that a split tile of a 16-bit result needs at once: ``sources`` source
         tiles, and the sums of its other blocks."""
-        stage = (self.bm + self.bn) * 128
-        sums = (self.split - 1) * self.bm * self.bn * 4
-        return sources * self.source_stages(2) + -(-sums // stage)
+        sums = (self.split - 1) * self.a_rows * self.bn * 4
+        return sources * self.source_stages(2) + -(-sums // self.stage_bytes)
 
     def source_stages(self, itemsize: int) -> int:
         """Of the ring, that a source tile of such elements takes."""
         panels = -(-self.bn * itemsize // _LINE_BYTES)
-        return -(-panels // min(panels, (self.bm + self.bn) // self.bm))
+        return -(-panels // min(panels, (self.a_rows + self.bn) // self.bm))
 
 
 GEMM = (
@@ -233,6 +247,29 @@ FEW_ROWS = (
 )
 """Tiles of the same for up to 64 tokens: every block would read all of them; four share them."""
 
+FEW_LOADED = tuple(
+    HopperGemmTile(
+        *(64, 64, 1, stages, 1, 1, "rows"),
+        few_rows=rows,
+        blocks=2,
+        b_first=True,
+        split=split,
+        most_tiles=most,
+        rate=rate,
+        block_seconds=seconds,
+    )
+    for rows, stages in ((16, 9), (32, 8))
+    for split, most, rate, seconds in (
+        (1, 2**31, 0.7, 3e-7),
+        (2, 264, 0.7, 1.1e-6),
+        (4, 132, 0.6, 1.2e-6),
+        (8, 66, 0.6, 2.3e-6),
+    )
+    if rows * split < 256
+)
+"""Tiles of the same for up to 16 or 32 tokens: other rows are not loaded, so that rings are longer.
+(H200, 8×6144×4096, µs: 18.4 by four that share, 13.0 by blocks that load 16 rows, cuBLAS 14.2.)"""
+
 PING_PONG = HopperGemmTile(
     *(128, 192, 2, 5, 2, 1, "tma"),
     ping_pong=True,
@@ -260,7 +297,13 @@ EPILOGUE = (
 )
 """Tiles of products with an epilogue."""
 
-EPILOGUE_LINEAR = (PING_PONG, *AT_ONCE, *(t for t in SPLIT if t.blocks == 2), *FEW_ROWS)
+EPILOGUE_LINEAR = (
+    PING_PONG,
+    *AT_ONCE,
+    *(t for t in SPLIT if t.blocks == 2),
+    *FEW_ROWS,
+    *FEW_LOADED,
+)
 """The same of linear layers, few tokens and many."""
 
 GROUPED = (
@@ -375,76 +418,3 @@ TURNED = replace(PING_PONG, fewest_tiles=512)
 """Of heads that are turned: one consumer turns its tile while the other multiplies, from where
 most tiles have one behind them. (H200, 4096→6144, µs: 4096 tokens 286, by 128×256 and 128×192
 317, 16384 tokens 1236 and 1324.)"""
-
-
-@dataclass(frozen=True)
-class HopperTf32Tile:
-    """``groups`` consumers of 64 rows of the left factor and ``columns`` of the right, through a
-    ring of ``stages`` slices of 32.
-
-    ``blocks``: that share a multiprocessor; ``loaders``: warpgroups that load and split;
-    ``turned``: the left factor is op(B)ᵀ.
-    """
-
-    precision: str
-    groups: int
-    columns: int
-    stages: int
-    blocks: int = 1
-    loaders: int = 1
-    turned: bool = False
-    rate: float = 0.0
-    """Of the arch's plain float32 units."""
-    block_seconds: float = 0.0
-
-    cluster = 1
-    shared_a = False
-    group_rows = 8
-
-    @property
-    def bm(self) -> int:
-        return self.columns if self.turned else 64 * self.groups
-
-    @property
-    def bn(self) -> int:
-        return 64 * self.groups if self.turned else self.columns
-
-    @property
-    def name(self) -> str:
-        """Rows×columns of C, slices."""
-        return (
-            f"{self.bm}x{self.bn}-{self.stages}"
-            + f"-{self.blocks}blocks" * (self.blocks > 1)
-            + f"-{self.loaders}loaders" * (self.loaders > 1)
-        )
-
-    @property
-    def shared_bytes(self) -> int:
-        """Slices of both factors, of the right one a second part where it is split; barriers; in
-        whole KiB."""
-        parts = 2 if self.precision == "tf32x3" else 1
-        size = self.stages * (64 * self.groups + parts * self.columns) * 128 + 32 * self.stages
-        size = -(-size // 1024) * 1024
-        assert size * self.blocks <= SHARED_BYTES
-        return size
-
-
-TF32_REGISTERS = {
-    (2, 1, 1): (40, 232),
-    (1, 1, 2): (40, 216),
-    (1, 1, 3): (32, 128),
-    (2, 2, 1): (56, 200),
-}
-"""As ``REGISTERS``, by consumers, loading warpgroups and blocks of a multiprocessor."""
-TF32 = (
-    HopperTf32Tile("tf32", 2, 256, 4, rate=5.7, block_seconds=3.5e-6),
-    HopperTf32Tile("tf32", 2, 192, 5, rate=5.8, block_seconds=3.0e-6),
-    HopperTf32Tile("tf32", 2, 128, 6, rate=5.3, block_seconds=1.8e-6),
-    HopperTf32Tile("tf32", 1, 128, 4, 2, rate=4.5, block_seconds=1.3e-6),
-    HopperTf32Tile("tf32", 1, 64, 4, 3, rate=2.6, block_seconds=3e-7),
-    HopperTf32Tile("tf32x3", 2, 128, 4, rate=1.42, block_seconds=8e-7),
-    HopperTf32Tile("tf32x3", 2, 128, 4, loaders=2, rate=1.54, block_seconds=1.6e-6),
-    HopperTf32Tile("tf32x3", 1, 128, 2, 2, rate=1.08, block_seconds=5e-7),
-    HopperTf32Tile("tf32x3", 1, 64, 3, 3, rate=0.95, block_seconds=3e-7),
-)
-"""Tiles of float32 products by way of TF32."""
