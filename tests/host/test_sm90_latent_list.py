@@ -36,7 +36,7 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* lengths, const int* starts, i64*
       more = next_piece(list, x);
     }}
   }}
-  const Cut cut(list);
+  const Cut cut = cut_of(list);
   for (int place = 0; place < cut.total; place++) {{
     Piece x;
     const int first = place - find_item(list, place, x);
@@ -117,7 +117,7 @@ RAGGED = [int(x) for x in np.exp(np.random.default_rng(4).uniform(0, 7, 40))]
         ([1], 1, 16, 1, 132, 2, 1, True, 64),
         ([0, 64, 65, 0], 2, 128, 4, 33, 2, 1, False, 64),
         ([32768], 1, 128, 2, 66, 2, 1, False, 64),
-        ([4096] * 33, 1, 16, 1, 34, 2, 1, False, 64),
+        ([4096] * 33, 1, 16, 1, 34, 2, 1, True, 64),
         ([4096] * 33, 1, 64, 1, 34, 2, 1, True, 64),
         ([4096] * 64, 1, 128, 2, 66, 2, 1, True, 64),
         ([4096] * 64, 1, 64, 1, 132, 2, 1, False, 64),
@@ -131,7 +131,7 @@ RAGGED = [int(x) for x in np.exp(np.random.default_rng(4).uniform(0, 7, 40))]
         (MANY, RAGGED, 16, 1, 132, 2, 1, False, 64),
         (MANY, RAGGED, 20, 4, 33, 2, 1, False, 64),
         (MANY[::-1], [0, 0, *RAGGED[:37], 0], 3, 2, 66, 2, 3, False, 64),
-        ([4096] * 33, 1, 16, 1, 34, 2, 1, False, 16),
+        ([4096] * 33, 1, 16, 1, 34, 2, 1, True, 16),
         (MANY, 1, 9, 1, 132, 2, 1, False, 16),
         (MANY, 2, 8, 1, 33, 2, 2, False, 16),
         (MANY, RAGGED, 20, 4, 33, 2, 1, False, 16),
@@ -148,8 +148,7 @@ def test_every_tile_is_taken_once_and_its_parts_are_found(
     whole: bool,
     tile: int,
 ) -> None:
-    """``whole``: no item is cut, as all are of one length, rows are full, and that takes hardly
-    longer."""
+    """``whole``: no item is cut, as all are of one length, and that takes hardly longer."""
     each = [queries] * len(lengths) if isinstance(queries, int) else queries
     items = items_of(lengths, each, heads, together, kv_heads, tile)
     changes = {"item_cost": item_cost, "kv_heads": kv_heads, "tile": tile}
@@ -182,6 +181,20 @@ def test_every_tile_is_taken_once_and_its_parts_are_found(
     most = -(-places // used)
     longest = max(share.values())
     assert longest <= most + most // 16 * whole, "no group has more than its part"
+
+
+@pytest.mark.parametrize(
+    ("keys", "entries", "groups", "parts"), [(4096, 64, 132, 2), (2048, 16, 66, 4), (999, 1, 9, 4)]
+)
+def test_items_of_one_length_are_cut_into_equal_parts(
+    keys: int, entries: int, groups: int, parts: int
+) -> None:
+    """A group has a part of one item alone: no more of them than have two tiles each."""
+    found, _ = divided([keys] * entries, [1] * entries, 16, 1, groups, item_cost=2)
+    assert found[:, 0].tolist() == list(range(entries * parts))
+    assert (found[:, 1] == np.repeat(np.arange(entries), parts)).all()
+    shares = found[:, 4] - found[:, 3]
+    assert shares.max() - shares.min() <= 1
 
 
 def test_without_queries_nobody_has_work() -> None:

@@ -6,9 +6,9 @@
 // that it takes beside them. All places of all items are one list, of which each group of blocks takes an equal part: it finds where
 // its part begins by a prefix sum over the sequences' lengths, in device memory, and by a closed form over a sequence's items.
 #pragma once
-#include "attention/sequences.h"
+#include "attention/cut.h"
 
-constexpr int ROWS = Config::ROWS, BN = 64, ITEM_COST = Config::ITEM_COST, CLUSTER = Config::CLUSTER;
+constexpr int ROWS = Config::ROWS, BN = 64, CLUSTER = Config::CLUSTER;
 
 KS_DEVICE int warp_sum(int x) {
 #pragma unroll
@@ -88,36 +88,19 @@ struct List {
   KS_DEVICE int places(int b) const { return b < batch ? items(sequence(b)).places() * kv_heads : 0; }
 };
 
-// The list's places, cut: the first `more` groups take one place more than `each`. No group has less than an item with two tiles, but
-// where there is no more. Items of one length whose tiles of rows are full are not cut, where that makes no part longer by more than a
-// sixteenth: of what is cut 128 KB a tile of rows are written, read again and joined.
-struct Cut {
-  int total = 0, groups, each, more;
-  // Every lane must come.
-  KS_DEVICE explicit Cut(const List& list) {
-    int items = 0, longest = 0;
+// The list's places, cut for groups: no group has less than an item with two tiles, but where there is no more. Every lane must come.
+KS_DEVICE Cut cut_of(const List& list) {
+  int total = 0, items = 0, longest = 0;
 #pragma unroll 1
-    for (int b = lane(); b < list.batch; b += WARP) {
-      const Items own = list.items(list.sequence(b));
-      total += own.places(), items += own.count, longest = max_of(longest, own.count ? Items::tiles_of(own.keys) : 0);
-    }
-    total = warp_sum(total) * list.kv_heads, items = warp_sum(items) * list.kv_heads;
+  for (int b = lane(); b < list.batch; b += WARP) {
+    const Items own = list.items(list.sequence(b));
+    total += own.places(), items += own.count, longest = max_of(longest, own.count ? Items::tiles_of(own.keys) + ITEM_COST : 0);
+  }
+  total = warp_sum(total) * list.kv_heads, items = warp_sum(items) * list.kv_heads;
 #pragma unroll
-    for (int m = 1; m < WARP; m *= 2) longest = max_of(longest, shuffle_xor(longest, m));
-    longest += ITEM_COST;
-    groups = min_of(list.groups, max_of(total / (ITEM_COST + 2), 1));
-    each = total / groups, more = total - groups * each;
-    const int whole = longest * divide_up(items, groups);
-    if (list.heads.d >= 64 && total && longest * items == total && whole - each <= each / 16)
-      groups = divide_up(total, whole), each = whole, more = 0;
-  }
-  KS_DEVICE int begin(int group) const { return min_of(group * each + min_of(group, more), total); }
-  // The group that takes a place.
-  KS_DEVICE int taker(int place) const {
-    const int longer = more * (each + 1);
-    return place < longer ? place / (each + 1) : more + (place - longer) / each;
-  }
-};
+  for (int m = 1; m < WARP; m *= 2) longest = max_of(longest, shuffle_xor(longest, m));
+  return Cut(total, min_of(list.groups, max_of(total / (ITEM_COST + 2), 1)), items, (unsigned)longest * (unsigned)items == (unsigned)total);
+}
 
 // The parts of an item that groups left, by a member's block: that of the first group of them is its state 1, those of the others their
 // states 0.
@@ -173,8 +156,8 @@ KS_DEVICE int find_item(const List& list, int place, Piece& piece) {
 }
 // The first piece; false where the group has none.
 KS_DEVICE bool first_piece(const List& list, int group, Piece& piece) {
-  const Cut cut(list);
-  if (group >= cut.groups || !cut.total) return false;
+  const Cut cut = cut_of(list);
+  if (group >= cut.blocks || !cut.total) return false;
   const int first = cut.begin(group), at = find_item(list, first, piece), ahead = max_of(-at, 0);
   piece.left = cut.begin(group + 1) - first;
   if (piece.left <= ahead) return false;  // the item's tiles are the next group's

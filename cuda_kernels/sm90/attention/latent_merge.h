@@ -91,8 +91,8 @@ attention_latent_merge_sm90(KS_ARGUMENT Merged a, KS_ARGUMENT List list) {
   auto* const others = (float4 (*)[DV / 4])shared_memory<Config::SHARED_BYTES>();
   const int block = block_index() % BLOCKS, ends = block_index() / BLOCKS % 2, rest = block_index() / (2 * BLOCKS);
   const int group = list.group(rest);
-  const Cut cut(list);
-  const bool used = group < cut.groups && cut.total;
+  const Cut cut = cut_of(list);
+  const bool used = group < cut.blocks && cut.total;
   Piece piece;
   piece.member = list.member(rest);
   int first_group = 0, last_group = 0;

@@ -66,19 +66,23 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     e.last = max_of(divide_up(any.end, BN), e.first);
     return e;
   };
+  int items = 0, longest = 0;  // of those that a lane has counted
   auto count = [&](int batch) {
     if (batch >= parts.batch) return 0;
     const Entry e = entry_of(batch);
-    return e.places() * e.row_tiles * kv_heads;
+    const int own = e.row_tiles * kv_heads;
+    items += own, longest = own ? max_of(longest, e.places()) : longest;
+    return e.places() * own;
   };
-  int here = count(lane()), total = warp_sum(here);
+  int here = count(lane()), total = here;
 #pragma unroll 1
-  for (int b = WARP; b < parts.batch; b += WARP) total += warp_sum(count(b + lane()));
+  for (int b = WARP; b < parts.batch; b += WARP) total += count(b + lane());
+  total = warp_sum(total);
   if (total == 0) return;
+  const int all_items = warp_sum(items);
   // No block has less than an item with a tile for each of its warps, but where there is no more.
-  Cut cut;
-  cut.blocks = min_of(parts.blocks, max_of(total / (ITEM_COST + WARPS), 1));
-  cut.each = total / cut.blocks, cut.more = total - cut.blocks * cut.each;
+  const int most_blocks = min_of(parts.blocks, max_of(total / (ITEM_COST + WARPS), 1));
+  const Cut cut(total, most_blocks, all_items, (unsigned)warp_max(longest) * (unsigned)all_items == (unsigned)total);
   const int block = (int)block_index();
   if (block >= cut.blocks) return;
   const int begin = cut.begin(block), share = cut.begin(block + 1) - begin;
@@ -378,7 +382,8 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     const int tiles = piece.entry.tiles();
     const bool whole = piece.end - piece.tile == tiles;
     // The blocks that have tiles of this item.
-    const Cut places{cut.blocks, opaque(cut.each), opaque(cut.more)};
+    Cut places = cut;
+    places.each = opaque(cut.each), places.more = opaque(cut.more);
     const int first_block = whole ? block : places.taker(item_begin);
     const int last_block = whole ? block : places.taker(item_begin + tiles - 1);
     auto state_of = [=](int b) { return 2 * b + (b == first_block); };
@@ -417,24 +422,31 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
       }
       if (block_any(last)) {
         arrival_fence();
+        // Columns that a thread joins side by side; loads in flight of each.
+        constexpr int SIDE = ROWS * GROUPS > THREADS ? 2 : 1, AT_ONCE = 12 / SIDE;
+        const int places = rows * GROUPS;
 #pragma unroll 1
-        for (int i = opaque(thread_index()); i < rows * GROUPS; i += THREADS) {
-          const int r = i / GROUPS, d = i % GROUPS * COLUMNS;
-          Joined z;
-          constexpr int AT_ONCE = 12;  // loads in flight
+        for (int i = opaque(thread_index()); i < places; i += SIDE * THREADS) {
+          Joined z[SIDE];
+          auto place = [=](int s) { return min_of(i + s * THREADS, places - 1); };
 #pragma unroll 1
           for (int b = first_block; b <= last_block; b += AT_ONCE) {
-            float m[AT_ONCE], l[AT_ONCE];
-            Chunk<float> x[AT_ONCE];
+            float m[SIDE][AT_ONCE], l[SIDE][AT_ONCE];
+            Chunk<float> x[SIDE][AT_ONCE];
 #pragma unroll
-            for (int e = 0; e < AT_ONCE; e++) {
-              const i64 row = (i64)state_of(min_of(b + e, last_block)) * ROWS + r;
-              m[e] = parts.scales[row * 2], l[e] = b + e <= last_block ? parts.scales[row * 2 + 1] : 0.f;
-              x[e] = *(const Chunk<float>*)(parts.sums + row * DO + d);
-            }
-            z.add(m, l, x);
+            for (int s = 0; s < SIDE; s++)
+#pragma unroll
+              for (int e = 0; e < AT_ONCE; e++) {
+                const i64 row = (i64)state_of(min_of(b + e, last_block)) * ROWS + place(s) / GROUPS;
+                m[s][e] = parts.scales[row * 2], l[s][e] = b + e <= last_block ? parts.scales[row * 2 + 1] : 0.f;
+                x[s][e] = *(const Chunk<float>*)(parts.sums + row * DO + place(s) % GROUPS * COLUMNS);
+              }
+#pragma unroll
+            for (int s = 0; s < SIDE; s++) z[s].add(m[s], l[s], x[s]);
           }
-          write(r, d, z);
+#pragma unroll
+          for (int s = 0; s < SIDE; s++)
+            if (i + s * THREADS < places) write(place(s) / GROUPS, place(s) % GROUPS * COLUMNS, z[s]);
         }
       }
     }

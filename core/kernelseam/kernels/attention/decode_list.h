@@ -1,19 +1,6 @@
 // The work list of decode.h: items (up to ROWS rows of a sequence and KV head) with their tiles of keys, cut into equal parts.
 #pragma once
-#include "attention/sequences.h"
-
-constexpr int ITEM_COST = Config::ITEM_COST;  // places that an item takes beside its tiles
-
-// The list of `total` places, cut: the first `more` blocks take one place more than `each`.
-struct Cut {
-  int blocks, each, more;
-  KS_DEVICE int begin(int block) const { return block * each + min_of(block, more); }
-  // The block that takes a place.
-  KS_DEVICE int taker(int place) const {
-    const int longer = more * (each + 1);
-    return place < longer ? place / (each + 1) : more + (place - longer) / each;
-  }
-};
+#include "attention/cut.h"
 
 // A sequence in the list: tiles of keys [first, last) that some of its queries see. Without any it has the place of one, too.
 struct Entry {
@@ -48,5 +35,10 @@ struct Piece {
 KS_DEVICE int warp_sum(int x) {
 #pragma unroll
   for (int m = 1; m < WARP; m *= 2) x += shuffle_xor(x, m);
+  return known_uniform(x);
+}
+KS_DEVICE int warp_max(int x) {
+#pragma unroll
+  for (int m = 1; m < WARP; m *= 2) x = max_of(x, shuffle_xor(x, m));
   return known_uniform(x);
 }
