@@ -352,6 +352,7 @@ def _small() -> Iterator[Covered]:
     yield Covered(SINK_GRADIENT, SinkSpec(True))
     for alone in (False, True):
         yield Covered(SUM_AXES, SumSpec(BF16, alone))
+        yield Covered(SUM_AXES, SumSpec(BF16, alone, BF16), often=False)
     for kernel in (COMMON_PAGES, PREFIX_TABLES):
         yield Covered(kernel, TableSpec(packed=False))
         yield Covered(kernel, TableSpec(packed=True), often=False)

@@ -472,8 +472,8 @@ ATTENTIONS = (
     Mutant(
         "sum-axis-missed",
         ATTENTION,
-        "/ m1;\n        sum += from[j0 * x0 + j1 * x1 + j2 * x2 +",
-        "/ m1;\n        sum += from[j0 * x0 + j1 * x1 +",
+        "/ m1;\n        sum += to_sum(from[j0 * x0 + j1 * x1 + j2 * x2 + j3 * x3 +",
+        "/ m1;\n        sum += to_sum(from[j0 * x0 + j1 * x1 + j2 * x2 +",
         "attention-bwd-f16-64-bias-by-key",
         WRONG,
         "a bias of all queries takes the first one's gradient",

@@ -22,6 +22,7 @@ struct alignas(16) WorkTile {
   int batch, kv_head, tile, steps;  // steps −1: no more work
   int first, stop, S_q, S_k;
   int q_first, k_first;
+  int key_head;  // whose keys and values it reads; kv_head has a part of the heads that share them, and gradients of its own
   // From a block to the next.
   KS_DEVICE int way() const { return BACKWARDS && first > stop ? -1 : 1; }
 };
@@ -34,7 +35,7 @@ template<int KV_STAGES> KS_DEVICE int work_slot(const PipelineState<KV_STAGES>& 
 struct TileCount {
   int key_tiles, total, section, section_tiles;
   int cycle;  // of so many sections one walks backwards: the launch's last, and so on; 0: none
-  int batch, kv_heads, head_group;
+  int batch, kv_heads, head_group, head_parts;
   SumBlocks blocks;
 };
 
@@ -102,6 +103,7 @@ template<int KEYS> struct TileScheduler {
     const Sequence s = sequences.at(w.batch);
     const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
     w.S_q = s.S_q, w.S_k = S_k, w.q_first = s.q_first, w.k_first = s.k_first;
+    w.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
     const int begin = (u32)band.begin(key, shift) / STEP;
     const int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
     w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;

@@ -38,6 +38,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     tile_count,
     total_blocks,
 )
+from kernelseam_cuda.sm90.attention_bwd_heads import shared_out, takes_parts, with_parts
 from kernelseam_cuda.sm90.attention_bwd_rows import (
     BLOCKS,
     QUERY_GRADIENT,
@@ -75,6 +76,7 @@ _TILE_COUNT = (
     "batch",
     "kv_heads",
     "head_group",
+    "head_parts",
 )
 _SIGNATURE = Signature(
     (
@@ -110,6 +112,11 @@ class HopperAttentionBwd(HopperBackwardKernel):
         """The kernel that multiplies."""
         return WIDE if isinstance(tile, HopperWideBackwardTile) else self
 
+    def takes(
+        self, problem: AttentionBwdProblem, tile: BackwardTile, row: ArchRow, device: Device
+    ) -> bool:
+        return takes_parts(problem, tile)
+
     def accumulators(self, spec: AttentionBwdSpec, tile: BackwardTile) -> Iterable[int]:
         """Scores, gradients of keys and values, in parts of at most 192 columns, and pieces of dq,
         of 64 columns or of what is left of them."""
@@ -135,10 +142,12 @@ class HopperAttentionBwd(HopperBackwardKernel):
             workspace[name] = size
             size += divide_up(needed, 256) * 256
         sums = {"sums": workspace["sums"]}
+        split, parts, added, size = with_parts(problem, tile, size)
         steps = [
             Launch(ROW_VALUES, problem, tile, workspace),
-            Launch(self.main(tile), problem, tile, {**workspace, "counter": 0}),
+            Launch(self.main(tile), split, tile, {**workspace, "counter": 0, **parts}),
             Launch(QUERY_GRADIENT, problem, tile, sums),
+            *added,
         ]
         of_scores, size = score_gradient_steps(problem, tile.step, workspace, size)
         steps += of_scores
@@ -205,14 +214,15 @@ class HopperAttentionBwd(HopperBackwardKernel):
         packed = s.q_view == "packed"
         batch = 1 if packed else p.batch
         queries, keys = (p.total_q, p.total_k) if packed else (p.S_q, p.S_k)
-        of_queries, of_keys = (queries, p.num_heads), (keys, p.kv_heads)
+        of_queries, of_keys = (queries, p.num_heads), (keys, p.kv_heads // tile.head_parts)
+        of_sums = keys, p.kv_heads
         shapes = {
             "q_map": (s.head_dim, of_queries, p.q_strides, tile.step),
             "dout_map": (s.value_dim, of_queries, problem.dout_strides, tile.step),
             "k_map": (s.head_dim, of_keys, p.k_strides, tile.block_keys),
             "v_map": (s.value_dim, of_keys, p.v_strides, tile.block_keys),
-            "dk_map": (s.head_dim, of_keys, problem.dk_strides, _STORE_ROWS),
-            "dv_map": (s.value_dim, of_keys, problem.dv_strides, _STORE_ROWS),
+            "dk_map": (s.head_dim, of_sums, problem.dk_strides, _STORE_ROWS),
+            "dv_map": (s.value_dim, of_sums, problem.dv_strides, _STORE_ROWS),
         }
         return {
             name: TensorMap(
@@ -230,7 +240,8 @@ class HopperAttentionBwd(HopperBackwardKernel):
     def variants(
         self, problem: AttentionBwdProblem, row: ArchRow, device: Device
     ) -> dict[str, BackwardTile]:
-        return {t.name: t for t in self.tiles(problem.spec, row)}
+        tiles = self.tiles(problem.spec, row)
+        return {t.name: t for t in (*(shared_out(problem, t, device) for t in tiles), *tiles)}
 
     def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
         return gradient_work(problem, tile)

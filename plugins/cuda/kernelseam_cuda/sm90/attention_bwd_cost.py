@@ -69,6 +69,7 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
         "batch": p.batch,
         "kv_heads": p.kv_heads,
         "head_group": p.head_group,
+        "head_parts": tile.head_parts,
         "query_blocks": query_blocks,
         "head_blocks": p.total_q // tile.step + p.batch if packed else query_blocks,
         "num_heads": p.num_heads,

@@ -32,6 +32,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     sees_fewer,
     tile_count,
 )
+from kernelseam_cuda.sm90.attention_bwd_heads import shared_out
 from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD, HopperBackwardTile
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows
 from kernelseam_cuda.sm90.kernel import HopperKernel
@@ -91,7 +92,8 @@ class HopperBackwardKernel(HopperKernel):
         """In order also where any order is allowed and few keys are met: to set the sums to zero
         would take longer than to wait in order."""
         first, *others = self.tiles(problem.spec, row)
-        return others[0] if others and sees_fewer(problem.forward, first.few_keys) else first
+        few = others and sees_fewer(problem.forward, first.few_keys)
+        return shared_out(problem, others[0] if few else first, device)
 
     def constants(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> Constants:
         s = spec.forward

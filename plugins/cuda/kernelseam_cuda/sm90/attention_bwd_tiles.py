@@ -49,6 +49,9 @@ class HopperBackwardTile:
     set them to zero first takes longer than to wait in order."""
     in_order: bool = False
     """Sums of dq have one order."""
+    head_parts: int = 1
+    """No column of the table but chosen for a problem: parts of a group's heads, each with tiles of
+    its own."""
     element_bytes: int = 0
     """Of a bias and a mask in memory, that each pair of a key and a query has."""
 
@@ -56,7 +59,7 @@ class HopperBackwardTile:
     def name(self) -> str:
         """Keys×queries, stages of queries, of their result's gradient, of keys."""
         stages = f"{self.stages}q-{self.o_stages}dout-{self.kv_stages}kv"
-        return f"{self.keys}x{self.step}-{stages}" + "-in-order" * self.in_order
+        return f"{self.keys}x{self.step}-{stages}" + _ways(self)
 
     def beside(self, element_bytes: int) -> HopperBackwardTile | None:
         """With so many ``element_bytes``, and of its stages as many as fit; None where none do."""
@@ -139,6 +142,7 @@ class HopperWideBackwardTile:
     block_seconds: float = 1e-6
     few_keys: int = 2048
     in_order: bool = False
+    head_parts: int = 1
     """As of the other tiles."""
 
     cluster = 2
@@ -156,7 +160,7 @@ class HopperWideBackwardTile:
     def name(self) -> str:
         """Keys×queries, parts of queries and of their result's gradient."""
         parts = f"{self.stages}q-{self.o_stages}dout-parts"
-        return f"{self.keys}x{self.step}-{parts}" + "-in-order" * self.in_order
+        return f"{self.keys}x{self.step}-{parts}" + _ways(self)
 
     @property
     def block_keys(self) -> int:
@@ -183,6 +187,11 @@ class HopperWideBackwardTile:
         size = -(-(kv + ring + ds + _WIDE_CONTROL_BYTES) // 1024) * 1024
         assert size <= SHARED_BYTES
         return size
+
+
+def _ways(tile: HopperBackwardTile | HopperWideBackwardTile) -> str:
+    parts = f"-{tile.head_parts}head-parts" * (tile.head_parts > 1)
+    return "-in-order" * tile.in_order + parts
 
 
 BACKWARD_REGISTERS = 24, 240

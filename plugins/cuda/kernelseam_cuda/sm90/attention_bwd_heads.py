@@ -1,0 +1,79 @@
+"""Few KV heads with many query heads each, in Hopper's gradients: a group's heads are shared out
+over tiles of the same keys, each with gradients of keys and values of its own in the workspace, in
+16 bits, which another launch adds up in float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kernelseam.contract import Device, Launch
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.frozen import changed
+from kernelseam.kernels.attention.row_kernels import SUM_AXES, RowTile, SumProblem, SumSpec
+from kernelseam.kernels.elements import divide_up
+
+from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
+
+WORTH_SHARING = 6
+"""Steps that a tile must be spared: what two launches more, and the first loads of more tiles, take
+(H200s: 1 × 16/2 heads × 768 causal rows of 96 columns 177 µs, of 12 steps in place of 96 50)."""
+
+
+def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
+    """Whether the problem's heads can be shared out as the tile's are. A batch-invariant result
+    does not depend on how many tiles there are, and packed rows may be nobody's: not there."""
+    spec = problem.spec.forward
+    dense = (spec.q_view, spec.kv_view) == ("strided", "strided")
+    divides = problem.forward.head_group % tile.head_parts == 0
+    return tile.head_parts == 1 or (dense and divides and not spec.batch_invariant)
+
+
+def shared_out(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:
+    """The tile with a group's heads in the most equal parts with which all tiles run at once, where
+    that spares steps enough."""
+    count, heads = tile_count(problem, tile), problem.forward.head_group
+    most = min(device.limits.compute_units // max(count["total"] * tile.cluster, 1), heads)
+    for parts in range(most, 1, -1):
+        spared = (heads - heads // parts) * count["query_blocks"]
+        shared = replace(tile, head_parts=parts)
+        if spared >= WORTH_SHARING and takes_parts(problem, shared):
+            return shared
+    return tile
+
+
+def with_parts(
+    problem: AttentionBwdProblem, tile: BackwardTile, size: int
+) -> tuple[AttentionBwdProblem, dict[str, int], list[Launch], int]:
+    """The problem whose KV heads are the parts; where behind ``size`` bytes of the workspace their
+    gradients lie, by parameter; the launches that add these up; and the workspace's bytes."""
+    places, sums = dict[str, int](), list[Launch]()
+    if tile.head_parts == 1:
+        return problem, places, sums, size
+    p, spec = problem.forward, problem.spec.forward
+    strides = {}
+    for name, width in (("dk", spec.head_dim), ("dv", spec.value_dim)):
+        summed = _sum_of_parts(problem, tile.head_parts, getattr(problem, f"{name}_strides"), width)
+        entry, _, head, row, _ = summed.x_strides
+        strides[f"{name}_strides"] = entry, head, row
+        sums.append(Launch(SUM_AXES, summed, RowTile(), {"x": size}, {"out": name}))
+        places |= {name: size, f"{name}_map": size}
+        size += divide_up(summed.bytes_read, 256) * 256
+    split = replace(p, kv_heads=p.kv_heads * tile.head_parts)
+    return changed(problem, forward=split, **strides), places, sums, size
+
+
+def _sum_of_parts(
+    problem: AttentionBwdProblem, parts: int, strides: tuple[int, int, int], width: int
+) -> SumProblem:
+    """Of contiguous axes entry, KV head, part, row and column those without the part."""
+    p, dtype = problem.forward, problem.spec.dtype
+    entry, head, row = strides
+    extents = p.batch, p.kv_heads, parts, p.S_k, width
+    matrix = p.S_k * width
+    return SumProblem(
+        SumSpec(dtype, True, dtype),
+        extents,
+        (p.batch, p.kv_heads, 1, p.S_k, width),
+        (p.kv_heads * parts * matrix, parts * matrix, matrix, width, 1),
+        (entry, head, 0, row, 1),
+    )
