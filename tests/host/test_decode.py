@@ -39,7 +39,9 @@ LENGTHS = (
 class Decoding:
     """A paged cache of 18 sequences, one call over it."""
 
-    def __init__(self, queries: int = 1, device: Device | None = None, **options: Any) -> None:
+    def __init__(
+        self, queries: int = 1, device: Device | None = None, most: int = MOST, **options: Any
+    ) -> None:
         batch = len(LENGTHS[0])
         draw = lambda *shape: RNG.standard_normal(shape).astype(np.float16)  # noqa: E731
         self.q = draw(batch, queries, HEADS, D)
@@ -53,7 +55,7 @@ class Decoding:
             layout="bshd",
             block_table=HostArray(self.table),
             kv_lengths=HostArray(self.lengths),
-            max_seqlen_k=MOST,
+            max_seqlen_k=most,
             **options,
         )
         self.options = options
@@ -118,10 +120,9 @@ def test_the_same_bits_every_time(hostcpp: Plugins) -> None:
         np.testing.assert_array_equal(decoding.run(LENGTHS[0]), first)
 
 
-def test_a_lost_reset_of_a_counter_is_seen(
-    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next call's items would never be joined, or too early."""
+@pytest.fixture
+def lost_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters of items in several parts keep what they have counted."""
     whole, words = kernels_module.bundle, "if (last) *counter = 0;"
 
     def planted(*arguments: Any) -> SourceBundle:
@@ -132,10 +133,35 @@ def test_a_lost_reset_of_a_counter_is_seen(
         )
 
     monkeypatch.setattr(kernels_module, "bundle", planted)
+
+
+@pytest.mark.usefixtures("lost_reset")
+def test_a_lost_reset_of_a_counter_is_seen(hostcpp: Plugins) -> None:
+    """The next call's items would never be joined, or too early."""
     decoding = Decoding()
     lengths = LENGTHS[0]
     np.testing.assert_allclose(decoding.run(lengths), decoding.expected(lengths), atol=2e-3)
     assert not np.isfinite(decoding.run(lengths)).all(), "nobody was the last to arrive"
+
+
+@pytest.mark.usefixtures("lost_reset")
+@pytest.mark.parametrize("most", [MOST, 0], ids=["of-many", "all"])
+@pytest.mark.parametrize(("keys", "whole"), [(1, True), (48, True), (150, True), (200, False)])
+def test_short_items_that_are_alike_are_in_no_parts(
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, keys: int, whole: bool, most: int
+) -> None:
+    """36 items of up to ten tiles and five places of eight a block: a block each, none of which
+    counts. Of 13 tiles each is in two parts. So where the host knows how many keys there are."""
+    wide = replace(DEVICES[0], limits=replace(DEVICES[0].limits, compute_units=132))
+    runtime = hostcpp.backend("hostcpp").runtime
+    monkeypatch.setattr(type(runtime), "devices", lambda self: (wide,))
+    monkeypatch.setattr("kernelseam_hostcpp.runtime.DEVICES", (wide, *DEVICES[1:]))
+    decoding, lengths = Decoding(most=most or keys), [keys] * len(LENGTHS[0])
+    for _ in range(2):
+        found = decoding.run(lengths)
+    assert np.isfinite(found).all() == whole
+    if whole:
+        np.testing.assert_allclose(found, decoding.expected(lengths), atol=2e-3)
 
 
 def _must(case: AttentionCase) -> bool:

@@ -77,8 +77,8 @@ def test_a_tile_that_does_not_fit_is_left_out() -> None:
         ({}, 132, 229),  # 4 items of 512 tiles and 5, nine a block
         ({}, 8, 16),  # two a unit
         ({"batch": 64}, 132, 264),
-        ({"S_k": 0}, 132, 2),  # an empty sequence has the place of one tile
-        ({"S_k": 1}, 132, 2),
+        ({"S_k": 0}, 132, 4),  # a short item has the places of a tile for each warp
+        ({"S_k": 1}, 132, 4),
         ({"S_q": 9}, 132, 264),
     ],
 )

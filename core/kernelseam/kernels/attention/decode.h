@@ -80,8 +80,8 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
   total = warp_sum(total);
   if (total == 0) return;
   const int all_items = warp_sum(items);
-  // No block has less than an item with a tile for each of its warps, but where there is no more.
-  const int most_blocks = min_of(parts.blocks, max_of(total / (ITEM_COST + WARPS), 1));
+  // No block has less than an item with a tile for each of its warps.
+  const int most_blocks = min_of(parts.blocks, total / (ITEM_COST + WARPS));
   const Cut cut(total, most_blocks, all_items, (unsigned)warp_max(longest) * (unsigned)all_items == (unsigned)total);
   const int block = (int)block_index();
   if (block >= cut.blocks) return;

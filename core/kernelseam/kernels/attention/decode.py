@@ -273,7 +273,9 @@ DECODE = AttentionDecode()
 def _places(p: AttentionProblem, tile: DecodeTile) -> int:
     """Of the kernel's list, where every sequence is as long as it can be."""
     rows = divide_up(p.S_q * p.head_group, tile.rows)
-    return p.batch * p.kv_heads * rows * (max(divide_up(p.S_k, tile.bn), 1) + tile.item_cost)
+    return (
+        p.batch * p.kv_heads * rows * (max(divide_up(p.S_k, tile.bn), tile.warps) + tile.item_cost)
+    )
 
 
 @lru_cache(512)

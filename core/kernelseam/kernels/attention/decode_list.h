@@ -2,11 +2,12 @@
 #pragma once
 #include "attention/cut.h"
 
-// A sequence in the list: tiles of keys [first, last) that some of its queries see. Without any it has the place of one, too.
+// A sequence in the list: tiles of keys [first, last) that some of its queries see. With fewer than a tile for each warp it takes as long as
+// with those, and has their places.
 struct Entry {
   Sequence own;
   int first, last, row_tiles;
-  KS_DEVICE int tiles() const { return max_of(last - first, 1); }
+  KS_DEVICE int tiles() const { return max_of(last - first, Config::WARPS); }
   KS_DEVICE int places() const { return tiles() + ITEM_COST; }
 };
 
