@@ -213,6 +213,10 @@ KS_DEVICE void bulk_load(u32 to, const void* from, int bytes, u32 barrier, u64 p
 KS_DEVICE void async_copy_bytes(u32 to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes) : "memory");
 }
+KS_DEVICE void async_copy(u32 to, const void* from, bool there, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+               :: "r"(to), "l"(from), "r"(there ? 16 : 0), "l"(policy) : "memory");
+}
 KS_DEVICE void async_copy(u32 to, const void* from, bool there) { async_copy_bytes(to, from, there ? 16 : 0); }
 KS_DEVICE void async_copy_word(u32 to, const float* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(from) : "memory");

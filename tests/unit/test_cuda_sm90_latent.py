@@ -13,8 +13,8 @@ from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
 from kernelseam_cuda.sm90.latent_tiles import (
     CLUSTER_LATENT_REGISTERS,
+    FEW_SCALED_LATENT_REGISTERS,
     LATENT,
-    LATENT_REGISTERS,
     SCALED_LATENT_REGISTERS,
     HopperLatentTile,
 )
@@ -138,7 +138,7 @@ def test_scaled_rows_come_as_they_lie_or_are_converted_by_the_warps_that_load_th
     for tile, registers in (
         (TILE, SCALED_LATENT_REGISTERS),
         (PAIR, CLUSTER_LATENT_REGISTERS),
-        (FEW, LATENT_REGISTERS),
+        (FEW, FEW_SCALED_LATENT_REGISTERS),
     ):
         found = KERNEL.constants(p.spec, tile, ROW)
         assert (found["KV"], found["ROW_SCALES"]) == ("e4m3", 128)
@@ -163,6 +163,9 @@ def test_scaled_rows_come_as_they_lie_or_are_converted_by_the_warps_that_load_th
         (SCALED, 64, FEW, 1),  # rows of a tile lie together
         (SCALED, 128, FEW, 1),
         (SCALED, 48, FEW, 1),  # and those of a page that ends within it
+        (SCALED, 4, FEW, 1),
+        (SCALED, 3, FEW, 0),  # few rows come one by one
+        (SCALED, 1, FEW, 0),
         (SCALED, 64, TILE, 0),  # TMA brings no tile that has to be converted
         ({}, 64, FEW, 0),  # and no tile of few rows
         ({}, 64, TILE, 1),

@@ -35,8 +35,8 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
   const Ring<1> q_ring{shared_address(storage.q_ring)};
   if (thread_index() == 0) {
     tensor_map_prefetch(k_map);
-    for (int part = 0; part < 2; part++) k_rings[part].init(BY_ROWS ? 4 : CLUSTER, BY_ROWS ? 1 : 128);
-    q_ring.init(FEW ? 2 : 1, BY_ROWS ? QUERY_WARPS : 128);
+    for (int part = 0; part < 2; part++) k_rings[part].init(BY_ROWS ? 4 : CLUSTER, BY_ROWS && boxes ? 1 : 128);
+    q_ring.init(FEW ? 2 : 1, BY_ROWS ? 4 - (boxes != 0) : 128);
     barrier_init_fence();
   }
   if (CLUSTER > 1) cluster_barrier();

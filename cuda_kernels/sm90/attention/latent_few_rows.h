@@ -212,17 +212,20 @@ struct RowProducts : FewThread {
   }
 };
 
-// Whole rows by bulk copies, where they lie together all of a page at once. One warp has the keys, the others the queries.
+// Whole rows: all of a page at once by bulk copies of one warp, where they lie together (the others have the queries); else one by one, by
+// cp.async of all warps.
 struct RowProducer : Producer {
   bool together;
-  KS_DEVICE void load_keys(const Pieces& pieces) {
+
+  KS_DEVICE u32 stage() const { return shared_address(storage.k[state.stage]); }
+  KS_DEVICE void load_pages(const Pieces& pieces) {
     const Ring<STAGES>& ring = k_rings[0];
     const u64 once = evict_first();
     pieces.each([&](const Piece& piece, const Rows& rows) {
       KeyRows<2, 1> keys(*this, piece, rows);
 #pragma unroll 1
       for (int tile = piece.begin; tile < piece.end; tile++) {
-        const u32 to = shared_address(storage.k[state.stage]), full = ring.full(state);
+        const u32 to = stage(), full = ring.full(state);
         const int count = min_of(max_of(keys.limit - tile * BN, 0), BN);
         ring.wait_empty(state);
         for (int i = count * (ROW_BYTES / 16) + lane(); i < BN * (ROW_BYTES / 16); i += WARP) store_zeros(to + 16 * i);
@@ -234,13 +237,44 @@ struct RowProducer : Producer {
         for (int i = 0; i < 2; i++) {
           const int row = keys.row(i), number = keys.key(tile, i), page = Config::KV_VIEW == PAGED ? pages.size.d : 0x7fffffff;
           const int in_page = number - (Config::KV_VIEW == PAGED ? pages.size.quotient(number) * page : 0);
-          if (!keys.there(tile, i) || (together && row && in_page)) continue;
-          bulk_load(to + row * ROW_BYTES, keys.at(tile, i), (together ? min_of(count - row, page - in_page) : 1) * ROW_BYTES, full, once);
+          if (!keys.there(tile, i) || (row && in_page)) continue;
+          bulk_load(to + row * ROW_BYTES, keys.at(tile, i), min_of(count - row, page - in_page) * ROW_BYTES, full, once);
         }
         keys.look_up(tile + 1);
         state.advance();
       }
     });
+  }
+  // A row by eight lanes, each of which has the same 16 bytes of every line of memory: a line is asked for once. Six lines have it all.
+  KS_DEVICE void copy_row(u32 to, const char* from, bool there, u64 policy) const {
+    static_assert(!BY_ROWS || ROW_BYTES == 5 * 128 + 16, "the first line and the last have nine of the lanes' pieces");
+    const int at = thread % 8, shift = (int)((u64)from / 16 % 8);
+    from += 16 * (at - shift), to += 16 * (at - shift);
+    if (at >= shift) async_copy(to, from, there, policy);
+#pragma unroll
+    for (int i = 1; i < 5; i++) async_copy(to + 128 * i, from + 128 * i, there, policy);
+    if (at <= shift) async_copy(to + 640, from + 640, there, policy);
+  }
+  KS_DEVICE void load_rows(const Pieces& pieces) {
+    const Ring<STAGES>& ring = k_rings[0];
+    const u64 once = evict_first();
+    int ahead = 1;  // tiles before the queries: once the block works, as many as it has room for
+    pieces.each([&](const Piece& piece, const Rows& rows) {
+      KeyRows<PASSES, 8> keys(*this, piece, rows);
+      const int queries = min_of(piece.begin + ahead, piece.end) - 1;
+#pragma unroll 1
+      for (int tile = piece.begin; tile < piece.end; tile++) {
+        ring.wait_empty(state);
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) copy_row(stage() + keys.row(i) * ROW_BYTES, keys.at(tile, i), keys.there(tile, i), once);
+        async_copies_arrive(ring.full(state));
+        keys.look_up(tile + 1);
+        state.advance();
+        if (tile == queries) load_queries<4>(piece, rows, thread / WARP);
+      }
+      ahead = STAGES;
+    });
+    async_copies_wait();
   }
   static KS_DEVICE float largest(const uint4& x) {
     float top = 0.f;
@@ -256,37 +290,43 @@ struct RowProducer : Producer {
     auto two = [&](u32 y) { return Pack<f16>::two(__uint_as_float(y << 16) * by, __uint_as_float(y & 0xffff0000) * by); };
     return {two(x.x), two(x.y), two(x.z), two(x.w)};
   }
-  // Row r, zeros without `from`.
-  KS_DEVICE void load_query(const T* from, int r) const {
-    uint4 x[2] = {}, rotated = {};
-    if (from) {
+  // Two rows from r on, 16 lanes each; zeros of those that are not there.
+  KS_DEVICE void load_queries_of(const Piece& piece, const Rows& rows, int r) const {
+    constexpr int EACH = DV / 128;  // chunks of a lane
+    r += lane() / 16;
+    const int at = lane() % 16;
+    uint4 x[EACH] = {}, rotated = {};
+    if (r < rows.count) {
+      const uint4* const from = (const uint4*)query(piece, rows, r) + at;
 #pragma unroll
-      for (int i = 0; i < 2; i++) x[i] = ((const uint4*)from)[WARP * i + lane()];
-      if (lane() < 8) rotated = ((const uint4*)(from + DV))[lane()];
+      for (int i = 0; i < EACH; i++) x[i] = from[16 * i];
+      if (at < 8) rotated = from[16 * EACH];
     }
-    float top = maximum(largest(x[0]), largest(x[1]));
+    float top = 0.f;
 #pragma unroll
-    for (int m = 1; m < WARP; m *= 2) top = maximum(top, shuffle_xor(top, m));
+    for (int i = 0; i < EACH; i++) top = maximum(top, largest(x[i]));
+#pragma unroll
+    for (int m = 1; m < 16; m *= 2) top = maximum(top, shuffle_xor(top, m));
     const u32 exponent = max(__float_as_uint(top) >> 23, 15u);
-    uint4* const to = (uint4*)(storage.q + r * QUERY_PITCH) + lane();
+    uint4* const to = (uint4*)(storage.q + r * QUERY_PITCH) + at;
 #pragma unroll
-    for (int i = 0; i < 2; i++) to[WARP * i] = scaled(x[i], __uint_as_float((268 - exponent) << 23));
-    if (lane() < 8) ((uint4*)(storage.q_rotated + r * ROTATED_PITCH))[lane()] = rotated;
-    if (lane() == 0) storage.query_units[r] = __uint_as_float((exponent - 14) << 23);
+    for (int i = 0; i < EACH; i++) to[16 * i] = scaled(x[i], __uint_as_float((268 - exponent) << 23));
+    if (at < 8) ((uint4*)(storage.q_rotated + r * ROTATED_PITCH))[at] = rotated;
+    if (at == 0) storage.query_units[r] = __uint_as_float((exponent - 14) << 23);
   }
-  KS_DEVICE void load_queries(const Pieces& pieces, int first) {
-    pieces.each([&](const Piece& piece, const Rows& rows) {
-      q_ring.wait_empty(q_state);
+  // By so many warps, of which this is number `warp`.
+  template<int WARPS> KS_DEVICE void load_queries(const Piece& piece, const Rows& rows, int warp) {
+    q_ring.wait_empty(q_state);
 #pragma unroll 1
-      for (int r = first; r < ROWS; r += QUERY_WARPS) load_query(r < rows.count ? query(piece, rows, r) : nullptr, r);
-      warp_barrier();
-      if (lane() == 0) barrier_arrive(q_ring.full(q_state));
-      q_state.advance();
-    });
+    for (int r = 2 * warp; r < ROWS; r += 2 * WARPS) load_queries_of(piece, rows, r);
+    warp_barrier();
+    if (lane() == 0) barrier_arrive(q_ring.full(q_state));
+    q_state.advance();
   }
   KS_DEVICE void run(const Pieces& pieces) {
     const int warp = thread / WARP;
-    if (warp == 0) load_keys(pieces);
-    else load_queries(pieces, warp - 1);
+    if (!together) load_rows(pieces);
+    else if (warp == 0) load_pages(pieces);
+    else pieces.each([&](const Piece& piece, const Rows& rows) { load_queries<3>(piece, rows, warp - 1); });
   }
 };

@@ -13,7 +13,7 @@ constexpr int DQK = Config::DQK, DV = Config::DV, STAGES = BY_ROWS ? 4 : 2, PANE
 constexpr int QUERY_PANEL_BYTES = ROWS * 128;
 constexpr int OWN = HALF / 64;       // panels of values of a consumer
 constexpr int SCALES = Config::ROW_SCALES ? DV / 128 : 0, BEHIND = DV + 4 * SCALES;  // bytes of a row before what is no value
-constexpr int ROW_BYTES = BEHIND + 2 * (DQK - DV), QUERY_PITCH = 2 * DV + 16, ROTATED_PITCH = 192, QUERY_WARPS = 3;
+constexpr int ROW_BYTES = BEHIND + 2 * (DQK - DV), QUERY_PITCH = 2 * DV + 16, ROTATED_PITCH = 192;
 constexpr int TILE_BYTES = BY_ROWS ? BN * ROW_BYTES : PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
 enum { SCORES, COLUMNS, LOAD };      // warpgroups

@@ -42,6 +42,7 @@ from kernelseam_cuda.sm90.latent_list import groups_of, places_of, row_tiles_of,
 from kernelseam_cuda.sm90.latent_tiles import (
     CLUSTER_LATENT_REGISTERS,
     FEW_LATENT_REGISTERS,
+    FEW_SCALED_LATENT_REGISTERS,
     LATENT,
     LATENT_REGISTERS,
     SCALED_LATENT_REGISTERS,
@@ -57,6 +58,8 @@ _ROW_SCALE_BLOCK = 128
 _SCALED = 2, 0.73
 """Of such rows, which threads load and convert: how often memory's time for them passes, and the
 part of the rate that is left."""
+_FEWEST_TOGETHER = 4
+"""Rows of a page that a copy brings together."""
 _PANEL = 64
 """Columns of a tile in shared memory that lie together."""
 _STATES = 2
@@ -375,7 +378,7 @@ def _registers(spec: AttentionSpec, tile: HopperLatentTile) -> tuple[int, int, i
     if spec.row_scale_block is None:
         return FEW_LATENT_REGISTERS if tile.few else LATENT_REGISTERS
     if tile.few:
-        return LATENT_REGISTERS
+        return FEW_SCALED_LATENT_REGISTERS
     return CLUSTER_LATENT_REGISTERS if tile.cluster > 1 else SCALED_LATENT_REGISTERS
 
 
@@ -417,6 +420,8 @@ def _boxes(p: AttentionProblem, tile: HopperLatentTile) -> bool:
 
 
 def _rows_together(p: AttentionProblem, tile: HopperLatentTile) -> bool:
-    """Whether the rows of a page of keys lie one behind the other, for those who take them so."""
+    """Whether the rows of a page of keys lie one behind the other, for those who take them so: a
+    copy takes its time whatever its size, and fewer rows are faster one by one."""
     scaled = p.spec.row_scale_block is not None and tile.few
-    return scaled and p.k_strides[2] == p.spec.key_width
+    several = p.spec.kv_view != "paged" or p.page_size >= _FEWEST_TOGETHER
+    return scaled and several and p.k_strides[2] == p.spec.key_width

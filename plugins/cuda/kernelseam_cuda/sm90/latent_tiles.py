@@ -59,7 +59,9 @@ SCALED_LATENT_REGISTERS = 128, 216, 160
 CLUSTER_LATENT_REGISTERS = 104, 216, 184
 """The same where it has half of one."""
 FEW_LATENT_REGISTERS = 152, 176, 176
-"""The same of a tile of few rows, whose keys are of 16 bits; of 8 bits as those of 64 rows."""
+"""The same of a tile of few rows, whose keys are of 16 bits."""
+FEW_SCALED_LATENT_REGISTERS = 88, 208, 208
+"""The same of keys that hold their scales."""
 LATENT = (
     HopperLatentTile(576, 512, rate=0.5, rows=16),
     HopperLatentTile(576, 512, rate=1.15, cluster=2),
