@@ -146,11 +146,11 @@ def test_a_lost_reset_of_a_counter_is_seen(hostcpp: Plugins) -> None:
 
 @pytest.mark.usefixtures("lost_reset")
 @pytest.mark.parametrize("most", [MOST, 0], ids=["of-many", "all"])
-@pytest.mark.parametrize(("keys", "whole"), [(1, True), (48, True), (150, True), (200, False)])
+@pytest.mark.parametrize(("keys", "whole"), [(1, True), (48, True), (128, True), (200, False)])
 def test_short_items_that_are_alike_are_in_no_parts(
     hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, keys: int, whole: bool, most: int
 ) -> None:
-    """36 items of up to ten tiles and five places of eight a block: a block each, none of which
+    """36 items of up to eight tiles and five places of eight a block: a block each, none of which
     counts. Of 13 tiles each is in two parts. So where the host knows how many keys there are."""
     wide = replace(DEVICES[0], limits=replace(DEVICES[0].limits, compute_units=132))
     runtime = hostcpp.backend("hostcpp").runtime
