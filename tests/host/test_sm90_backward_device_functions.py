@@ -11,6 +11,7 @@ import pytest
 from kernelseam.contract import SourceBundle
 
 pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
+from mutant import Mutant  # noqa: E402
 from sm90_probe import Change, Launch, run  # noqa: E402
 
 KEYS, STEP, FIELDS = 64, 32, 10
@@ -21,7 +22,7 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
   const Band band{{(int)n[12], (int)n[13]}};
   const SumBlocks sums{{(int)n[8], (int)n[9], (int)n[6] * (int)n[7]}};
   int walk[2] = {{0, 0}};
-  TileScheduler<{KEYS}> scheduler{{{{(int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], sums}},
+  TileScheduler<{KEYS}> scheduler{{{{{{}}, (int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], sums}},
                           {{nullptr, q_offsets, k_offsets, (int)n[10], (int)n[11]}}, band, walk}};
   for (int t = 0; t < (int)n[14]; t++) {{
     WorkTile w{{}};
@@ -199,3 +200,76 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
     with pytest.raises(AssertionError):
         check_walk(replace(WALKS[walk], in_order=walk != "plain"), planted)
+
+
+LISTS = """
+KS_DEVICE int __popc(unsigned x) { return __builtin_popcount(x); }
+#pragma push_macro("KS_KERNEL")
+#undef KS_KERNEL
+#define KS_KERNEL(threads, blocks) template<int> KS_DEVICE void
+#include "sm90/attention/backward/query_lists.h"
+#pragma pop_macro("KS_KERNEL")
+KS_KERNEL(16, 1) probe(const BlockWord* blocks, const i64* n, unsigned* lists) {
+  const Sequence s{(int)n[0], (int)n[1]};
+  for (int tile = 0; tile < (int)n[2]; tile++)
+    list_blocks(blocks, (int)n[3] + 1, (int)n[3], tile, s, lists + tile * n[4]);
+}"""
+
+LISTED: dict[str, int | str] = {
+    **dict.fromkeys(("CAUSAL", "PREFIX", "IN_ORDER"), 1),
+    **dict.fromkeys(("WINDOW", "MASK", "ALIBI", "SOFTCAP", "SINKS", "LENGTHS", "GROUPED"), 0),
+    "BIAS": "void",
+    **dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), 0),
+    **dict.fromkeys(("DQK", "QK_COLUMNS", "V_COLUMNS", "DV"), 64),
+    "STEP": STEP,
+}
+
+
+def check_lists(change: Change) -> None:
+    """A tile of keys has the blocks of queries that some of its keys are seen by, each with the
+    number of later tiles that have it, too. A block that sees nothing is the first tile's."""
+    rng = np.random.default_rng(0)
+    for S_q, S_k, share in ((STEP * 50 - 5, 9000, 0.3), (7, 100, 1.0), (STEP * 40, 4500, 0.01)):
+        blocks, tiles = -(-S_q // STEP), -(-S_k // 128)
+        some = rng.random((blocks, tiles)) < share
+        every = some & (rng.random(some.shape) < 0.5)
+        words, length = -(-tiles // 32), blocks + 1
+        given = np.zeros((blocks, words + 1, 2), np.uint32)
+        for which, bits in enumerate((some, every)):
+            rows = np.pad(bits, ((0, 0), (0, 32 * words - tiles)))
+            packed = np.packbits(rows, axis=1, bitorder="little")
+            given[:, :words, which] = np.ascontiguousarray(packed).view(np.uint32)
+        more = 3  # tiles that only longer sequences have
+        lists = np.full((tiles + more, length), 0xFFFFFFFF, np.uint32)
+        numbers = np.array([S_q, S_k, tiles + more, words, length], np.int64)
+        run(LISTS, LISTED, change, given, numbers, lists)
+        unseen = ~some.any(1)
+        for tile in range(tiles):
+            expected = [
+                m
+                | (not every[m, tile] or (m + 1) * STEP > S_q) << 15
+                | some[m, tile + 1 :].sum() << 16
+                for m in range(blocks)
+                if some[m, tile] or (tile == 0 and unseen[m])
+            ]
+            assert list(lists[tile, : lists[tile, 0] + 1]) == [len(expected), *expected]
+        assert not lists[tiles:, 0].any()
+
+
+def test_lists_of_queries_have_every_block_and_its_place() -> None:
+    check_lists(as_it_is)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("place-counts-the-tile-itself", "here.some >> tile % 32 >> 1", "here.some >> tile % 32"),
+        ("places-of-the-first-word", "i < words; i++) rank", "i < 0; i++) rank"),
+        ("last-rows-as-whole", "(m * STEP + STEP <= s.S_q)", "1"),
+        ("unseen-blocks-left-out", "if (tile == 0 && rank == 0 && !some)", "if (false)"),
+    ],
+)
+def test_a_planted_bug_of_lists_is_found(name: str, old: str, new: str) -> None:
+    mutant = Mutant(name, "sm90/attention/backward/query_lists.h", old, new, "", "", "")
+    with pytest.raises(AssertionError):
+        check_lists(mutant)

@@ -20,7 +20,9 @@
 // taken in that order, so a tile that is waited for has begun. Extra memory: sums.h.
 //
 // Biases, masks in memory, ALiBi and score_mods are computed by element, in place of a step's products: elements.h. What a bias takes is
-// made by a launch of its own: score_gradient.h.
+// made by a launch of its own: score_gradient.h. Under a mask_mod or a prefix a tile walks over a list of blocks of queries (query_lists.h), whose scores
+// are masked where some pair is hidden: the loading thread leaves a step's block and head beside its row values, and the thread that waits
+// for the sums of dq says whose they are.
 //
 // p is rounded to 16 bits before ds is made of it: 16 registers fewer. Rows beyond a sequence's end are set to zero where other
 // data may lie there, so that no NaN of theirs counts.
@@ -67,7 +69,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
-      DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, operands.semaphores + warp - 1}.run();
+      DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, storage.semaphores[warp - 1].block, operands.semaphores + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, score, band, scale, group, warp, lane()};

@@ -249,6 +249,9 @@ def _gradients() -> Iterator[BackwardCase]:
                 shared["kv_lengths"] = 30, 160
             yield gradients(kind, "many-tiles-bias", bias_gradient=True, **shared, **both)
             yield gradients(f"{kind}-causal", "many-tiles-mask", mask="random", **both)
+            both = {"S_q": 600, "S_k": 600, **_heads(1)}
+            yield gradients(kind, "many-tiles-documents", mods="documents", **both)
+            yield gradients(f"{kind}-causal", "many-tiles-prefix", prefix=(250,), **both)
         q, k = (tuple(a * i % b for i in range(60)) for a, b in ((37, 71), (53, 203)))
         walks = dict.fromkeys(("q", "k", "v", "out", "dout", "dq", "dk", "dv"), TOKENS)
         packed = {
@@ -263,6 +266,9 @@ def _gradients() -> Iterator[BackwardCase]:
         if kind == "bf16-128":
             slopes = tuple(2.0**-h for h in range(6))
             yield gradients(kind, "many-tiles-sequences-alibi", num_heads=6, alibi=slopes, **packed)
+            yield gradients(
+                kind, "many-tiles-sequences-gaps", mods="blocks_of_documents", num_heads=6, **packed
+            )
 
 
 def _grouped() -> Iterator[GroupedCase]:

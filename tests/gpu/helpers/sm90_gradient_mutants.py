@@ -11,7 +11,9 @@ PRODUCER, CONSUMER, SEMAPHORE, SUMS, ROWS = (
 )
 DQ, WIDE_CONSUMER = f"{FOLDER}query_gradient.h", f"{FOLDER}wide/consumer.h"
 MAIN, SCORES = "sm90/attention/backward.h", "sm90/attention/score_gradient.h"
-ELEMENTS = f"{FOLDER}elements.h"
+ELEMENTS, LISTS = f"{FOLDER}elements.h", f"{FOLDER}query_lists.h"
+DOCUMENTS = "attention-bwd-f16-64-many-tiles-documents"
+PREFIX = "attention-bwd-bf16-128-causal-many-tiles-prefix"
 BIAS, MASK = "attention-bwd-bf16-128-many-tiles-bias", "attention-bwd-f16-64-causal-many-tiles-mask"
 MANY, CAUSAL = "attention-bwd-f16-64-many-tiles", "attention-bwd-bf16-128-causal-many-tiles"
 SEQUENCES = "attention-bwd-f16-64-causal-many-tiles-sequences"
@@ -71,8 +73,8 @@ MUTANTS = (
     _mutant(
         "semaphore-not-raised",
         SEMAPHORE,
-        "add_release(own, 1);",
-        "if (left > 1) add_release(own, 1);",
+        "add_release(own, 1);  // releases",
+        "if (left > 1) add_release(own, 1);  // releases",
         CAUSAL,
         "the next tile waits for ever for the last block of queries",
     ),
@@ -190,6 +192,47 @@ MUTANTS = (
         WIDE,
         "the queries' second half meets the keys' first",
     ),
+    # ---- lists of queries under a mask_mod or a prefix
+    _mutant(
+        "mixed-blocks-as-whole-ones",
+        LISTS,
+        "ListedBlock::of(m, !every, rank)",
+        "ListedBlock::of(m, every, rank)",
+        DOCUMENTS,
+        "blocks of which some pairs are hidden are not masked",
+    ),
+    _mutant(
+        "place-counts-the-tile-itself",
+        LISTS,
+        "rank = __popc(here.some >> tile % 32 >> 1);",
+        "rank = __popc(here.some >> tile % 32);",
+        DOCUMENTS,
+        "a tile waits for ever for its own sums",
+    ),
+    _mutant(
+        "queries-of-the-place-in-the-list",
+        PRODUCER,
+        "auto place = [&] { return LISTED ? own.block() : m; };",
+        "auto place = [&] { return m; };",
+        DOCUMENTS,
+        "the list's first blocks are loaded, whatever it names",
+    ),
+    _mutant(
+        "keys-of-the-first-eight",
+        ELEMENTS,
+        "own.visible(tile, row, columns[r]) ? x : hidden;",
+        "own.visible(tile, row, columns[0]) ? x : hidden;",
+        DOCUMENTS,
+        "half of the keys are hidden as the other half",
+    ),
+    _mutant(
+        "prefix-hidden",
+        ELEMENTS,
+        "if (Config::PREFIX && key() + lane / 4 + 8 * r < prefix) low[r] = -STEP, high[r] = rows;",
+        "",
+        PREFIX,
+        "of blocks that see a part the prefix is hidden behind the diagonal",
+    ),
     # ---- scores by element, and their gradient
     _mutant(
         "zeros-in-front-of-the-last-queries",
@@ -258,7 +301,7 @@ MUTANTS = (
     _mutant(
         "mask-not-applied",
         ELEMENTS,
-        "if (!visible) x = -infinity();",
+        "if (!seen.of[i]) x = -infinity();",
         "",
         MASK,
         "hidden pairs have weights",

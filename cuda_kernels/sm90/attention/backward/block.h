@@ -18,11 +18,14 @@ static_assert(DS_STAGES == 2, "ds of a step is written before dq of the last one
 constexpr bool RAGGED_QUERIES = Config::Q_VIEW == PACKED, RAGGED_KEYS = Config::KV_VIEW == PACKED || Config::LENGTHS;
 
 // Whether the first step of a consumer's keys may be left out: causal, where blocks of queries are no longer than a consumer's keys.
-constexpr bool SKIPS = Config::CAUSAL && !Config::WINDOW && STEP == 64 && O_STAGES == STAGES;
+constexpr bool SKIPS = Config::CAUSAL && !Config::WINDOW && STEP == 64 && O_STAGES == STAGES && !LISTED;
 
 // Whether row values are loaded before the products that they are subtracted from are there: up to 5 % of the time (H200). With 128
 // queries a step registers are too few, and it was 1 to 8 % slower.
 constexpr bool AHEAD = STEP == 64;
+
+// What a step's queries are, where they are LISTED.
+struct ListedStep { ListedBlock block; int head; };
 
 constexpr int WORK_SLOTS = 2 * KV_STAGES;  // work_slot
 
@@ -36,6 +39,7 @@ struct alignas(1024) SharedStorage {
   u64 k_ring[2 * KV_STAGES], v_ring[2 * KV_STAGES], q_ring[2 * STAGES], dout_ring[2 * O_STAGES], ds_ring[2 * DS_STAGES];
   DqSemaphoreSlot semaphores[GROUPS];
   alignas(16) char planes[max_of(CONSUMERS / WARP * PLANE_BYTES, 16)];
+  ListedStep listed[LISTED ? STAGES : 1];
 };
 static_assert(sizeof(SharedStorage) <= Config::SHARED_BYTES, "the tiles fit");
 

@@ -57,6 +57,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
     rings.k.wait_full(kv);
     const WorkTile& w = storage.work_tiles[work_slot<KV_STAGES>({kv.stage, kv.parity ^ 1})];
     if (w.steps < 0) break;
+    const int group = LISTED && RECOMPUTES_ADDRESSES ? warp_index() / 4 : this->group;  // not kept from tile to tile
     const int shift = w.S_k - w.S_q, key0 = w.tile * KEYS + group * 64;
     const bool tail = key0 + 64 > w.S_k;
     if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {
@@ -87,6 +88,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       const u32 planes = shared_address(storage.planes);
       Elements elements{score, planes, planes + (group * 4 + warp) * PLANE_BYTES, w, w.kv_head * count.head_group, key0 + warp * 16, lane};
       auto next_queries = [&] {
+        if (LISTED) return;
         if ((m += way) == end) {
           m = begin;
           if constexpr (BY_ELEMENT) elements.head++;
@@ -117,7 +119,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       };
       auto start_s = [&] {
         rings.q.wait_full(q);
-        if (RAGGED_QUERIES && m * STEP + STEP > w.S_q) zero<STEP, QK_COLUMNS>(storage.q[q.stage], w.S_q - m * STEP);
+        const int here = LISTED ? storage.listed[q.stage].block.block() : m;
+        if (RAGGED_QUERIES && here * STEP + STEP > w.S_q) zero<STEP, QK_COLUMNS>(storage.q[q.stage], w.S_q - here * STEP);
         wgmma_fence();
         const u64 y = advanced(q_k_major, q.stage * Q_BYTES);
         multiply_ss<T, STEP, QK_COLUMNS / 16, KEYS * 128, STEP * 128>(s, k_k_major, y, false);
@@ -136,8 +139,10 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           return;
         }
         if (lane == 0) barrier_arrive(rings.ds.empty(ds_in));
+        if constexpr (LISTED) barrier_wait(rings.semaphores.of(group).full({0, 0}), ds_in.stage), block = rings.semaphores.block(group);
         add_fragments(a.sums + (i64)block * (STEP * QK_COLUMNS) + group * PIECE + warp * 16 * COLUMNS + lane * 4, dq, rings.semaphores, group,
                       ds_in.stage, lane);  // the slot is used once a step: the stage of ds is its parity
+        if (LISTED) return;
         block += way;
         if ((m_added += way) == end) {
           m_added = begin;
@@ -153,6 +158,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         constexpr bool SLOPED = Scores::HAS_SLOPE;
         char* const sloped = storage.ds[ds_out.stage][group] + warp * 16 * 128 + lane * 8;
         const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * O_BYTES);
+        if (LISTED) m = storage.listed[q.stage].block.block(), elements.head = storage.listed[q.stage].head;
         // p, rounded, while dk of the last step is multiplied
         const int query = m * STEP, ahead = m * STEP - (key0 - shift);  // of the diagonal of the consumer's first key
         if constexpr (SLOPED) rings.ds.wait_empty(ds_out);
@@ -163,11 +169,17 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         Elements::Slopes slopes;
         if constexpr (BY_ELEMENT) {
           elements.apply(s, slopes, m * STEP);
-          if (some_hidden(band, ahead, tail) || m * STEP + STEP > w.S_q) elements.hide(s, band, key0, ahead, m * STEP);
+          if (!LISTED && (some_hidden(band, ahead, tail) || m * STEP + STEP > w.S_q)) elements.hide(s, band, key0, ahead, m * STEP);
           if (!LAST) next_queries(), elements.fetch(m * STEP);
-        } else if (some_hidden(band, ahead, tail)) {
+        } else if (!LISTED && some_hidden(band, ahead, tail)) {
           mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
         }
+        if constexpr (LISTED)
+          if (storage.listed[q.stage].block.masked()) {
+            const float hidden = BY_ELEMENT ? -infinity() : hidden_score();
+            elements.hide(s, band, key0, ahead, query, hidden);
+            if (Expression::HAS_MASK) elements.hide_by_mask(s, query, hidden);
+          }
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
           const Pair own = AHEAD ? lse[i] : load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);

@@ -13,7 +13,7 @@
 struct DqSemaphoreSlot {
   u64 ring[2];
   volatile int first;  // whether no tile has added before
-  int unused;
+  volatile int block;  // whose sums they are, where blocks are LISTED
 };
 struct DqSemaphores {
   u32 slots;
@@ -24,6 +24,11 @@ struct DqSemaphores {
     asm volatile("ld.shared.u32 %0, [%1 + 16];" : "=r"(x) : "r"(of(group).barriers) : "memory");
     return x != 0;
   }
+  KS_DEVICE int block(int group) const {
+    int x;
+    asm volatile("ld.shared.s32 %0, [%1 + 20];" : "=r"(x) : "r"(of(group).barriers) : "memory");
+    return x;
+  }
 };
 
 // KEYS: of a tile; KV_STAGES: of the ring by which the producer publishes tiles, which this thread releases like a consumer's warp.
@@ -33,7 +38,7 @@ template<int KEYS, int KV_STAGES> struct DqSemaphore {
   Ring<1> slot;
   const TileCount& count;
   Band band;
-  volatile int& first;
+  volatile int &first, &block;
   u32* semaphores;  // of the first block: the counter of this consumer's piece
 
   KS_DEVICE void run() const {
@@ -44,6 +49,10 @@ template<int KEYS, int KV_STAGES> struct DqSemaphore {
       tiles.wait_full(at);
       const WorkTile& w = work_tiles[work_slot<KV_STAGES>({at.stage, at.parity ^ 1})];
       if (w.steps < 0) break;
+      if constexpr (LISTED) {
+        run_listed(w, at, parity);
+        continue;
+      }
       int left = w.steps, m = w.first;
       u32* counter =
           semaphores + (i64)(count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + m) * PIECES;
@@ -68,6 +77,32 @@ template<int KEYS, int KV_STAGES> struct DqSemaphore {
         else barrier_arrive(tiles.empty(at));
         add_release(own, 1);  // releases what the consumer has added, too
       }
+    }
+  }
+
+  // The same of a tile whose list says how many tiles come before it.
+  KS_DEVICE void run_listed(const WorkTile& w, const PipelineState<KV_STAGES>& at, u32& parity) const {
+    int left = w.steps, m = 0, head = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks;
+    if (left == 0) {
+      barrier_arrive(tiles.empty(at));
+      return;
+    }
+    ListedBlock next{w.list[0]};
+    auto counter = [&] { return semaphores + (i64)(head + next.block()) * PIECES; };
+    u32 done = load_relaxed(counter());
+#pragma unroll 1
+    for (; left > 0; left--) {
+      u32* const own = counter();
+      while (done != (u32)next.rank()) done = load_relaxed(own);
+      first = done == 0, block = head + next.block();
+      barrier_arrive(slot.full({0, 0}));
+      if (++m == w.stop) m = 0, head += count.blocks.head_blocks;
+      next.bits = w.list[m];
+      barrier_wait(slot.empty({0, 0}), parity);
+      parity ^= 1;
+      if (left > 1) done = load_relaxed(counter());
+      else barrier_arrive(tiles.empty(at));
+      add_release(own, 1);
     }
   }
 };

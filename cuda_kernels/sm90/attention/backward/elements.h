@@ -8,8 +8,8 @@
 #include "sm90/attention/backward/tiles.h"
 #include "sm90/attention/softmax.h"
 
-constexpr bool BY_ELEMENT = Scores::KIND == ScoreKind::ANY || !Scores::BANDED;
-static_assert(!BY_ELEMENT || !Config::PREFIX, "the host refuses it");
+constexpr bool BY_ELEMENT = Scores::KIND == ScoreKind::ANY || Config::MASK;
+static_assert(!LISTED || !(HAS_BIAS || Config::MASK), "the next step's queries are not known when it is copied");
 
 typedef conditional<HAS_BIAS, Config::BIAS, float>::type Bias;
 constexpr int BIAS_BYTES = HAS_BIAS ? sizeof(Bias) : 0;
@@ -146,29 +146,66 @@ struct Elements {
           slopes.of(8 * h + i) = 1.f;
         }
         if constexpr (Config::SOFTCAP) slopes.of(8 * h + i) *= fmaf(-t, t, 1.f);
-        bool visible = true;
-        if constexpr (Config::MASK) visible = seen.of[i];
-        if constexpr (Expression::HAS_MASK) visible = own.visible(tile, row, columns[r]) && visible;
-        if (!visible) x = -infinity();
+        if constexpr (Config::MASK)
+          if (!seen.of[i]) x = -infinity();
       }
     }
     if (STAGED) warp_barrier();  // the next step's may come
   }
 
-  // Scores of pairs beyond the band, the last key or the last query. ahead: as in some_hidden.
-  KS_DEVICE void hide(float (&s)[STEP / 2], const Band& band, int key0, int ahead, int query) const {
+  // What a mask_mod knows of a step's queries alone: where that is more than their numbers, each lane computes it of one in 32, and all get it
+  // from there.
+  struct StepRows {
+    static constexpr int WORDS = max_of((int)sizeof(Expression::Row) / 4, 1);
+    union Words { Expression::Row row; u32 words[WORDS]; };
+    Words own[STEP / WARP];
+    KS_DEVICE StepRows(const Expression& expression, const Expression::Tile& tile, int query, int lane) {
+#pragma unroll
+      for (int i = 0; i < STEP / WARP; i++) own[i].row = expression.row(tile, query + WARP * i + lane);
+    }
+    // All lanes ask, each for a query of the same 32, `window`, which lane `from` has.
+    KS_DEVICE Expression::Row of(int query, int window, int from) const {
+      Words to;
+      to.words[0] = query;
+#pragma unroll
+      for (int i = 1; i < WORDS; i++) to.words[i] = __shfl_sync(~0u, own[window].words[i], from);
+      return to.row;
+    }
+  };
+  // Scores, or their tanh, of pairs that a mask_mod hides.
+  KS_DEVICE void hide_by_mask(float (&s)[STEP / 2], int query, float hidden) const {
+    const Expression own = score.captured();
+    const Expression::Tile tile = own.tile(w.batch, head, w.S_q, w.S_k);
+    const Expression::Column columns[2] = {own.column(tile, key() + lane / 4), own.column(tile, key() + lane / 4 + 8)};
+    const StepRows rows(own, tile, query, lane);
+#pragma unroll
+    for (int two = 0; two < STEP / 4; two++) {
+      const int place = two / 2 * 8 + two % 2, further = place + lane % 4 * 2;
+      const Expression::Row row = rows.of(query + further, place / WARP, further % WARP);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float& x = s[two / 2 * 4 + 2 * r + two % 2];
+        x = own.visible(tile, row, columns[r]) ? x : hidden;
+      }
+    }
+  }
+
+  // Scores of pairs beyond the band and the prefix, the last key or the last query. ahead: as in some_hidden.
+  KS_DEVICE void hide(float (&s)[STEP / 2], const Band& band, int key0, int ahead, int query, float hidden = -infinity()) const {
     const int from = ahead - (key() - key0 + lane / 4) + lane % 4 * 2;
+    const int rows = w.S_q - query - lane % 4 * 2, prefix = Config::PREFIX ? score.of(w.batch, w.S_q, w.S_k).prefix : 0;
     int low[2], high[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       low[r] = Config::CAUSAL || Config::WINDOW ? 8 * r - band.reach() - from : -STEP;
-      high[r] = min_of(w.S_q - query - lane % 4 * 2, Config::WINDOW ? 8 * r + band.left + 1 - from : STEP);
+      high[r] = min_of(rows, Config::WINDOW ? 8 * r + band.left + 1 - from : STEP);
+      if (Config::PREFIX && key() + lane / 4 + 8 * r < prefix) low[r] = -STEP, high[r] = rows;
       if (key() + lane / 4 + 8 * r >= w.S_k) low[r] = STEP;
     }
 #pragma unroll
     for (int i = 0; i < STEP / 2; i++) {
       const int further = i / 4 * 8 + i % 2, r = i / 2 % 2;
-      if (further < low[r] || further >= high[r]) s[i] = -infinity();
+      if (further < low[r] || further >= high[r]) s[i] = hidden;
     }
   }
 };

@@ -19,8 +19,9 @@ struct Producer {
   }
 
   // q of a step, and beside it what every row subtracts; so dout. `block`: of row values (sums.h); `row`: the step's first.
-  KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row) {
+  KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row, ListedBlock listed) {
     rings.q.wait_empty(q);
+    if constexpr (LISTED) storage.listed[q.stage] = {listed, head};
     const u32 full = rings.q.full(q);
     barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
     tile_load<STEP, QK_COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, row, head, Config::Q_VIEW == PACKED ? 0 : w.batch);
@@ -62,18 +63,22 @@ struct Producer {
         continue;
       }
       int head = w.kv_head * scheduler.count.head_group, m = w.first;
-      auto block = [&] { return blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + m; };
+      auto listed = [&] { return ListedBlock{LISTED ? w.list[m] : 0}; };
+      ListedBlock own = listed();
+      auto place = [&] { return LISTED ? own.block() : m; };
+      auto block = [&] { return blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + place(); };
       auto begins = [&] { return m == w.first && head == w.kv_head * scheduler.count.head_group; };
 #pragma unroll 1
       for (;;) {
-        load_q(w, head, block(), w.q_first + m * STEP);
+        load_q(w, head, block(), w.q_first + place() * STEP, own);
         if (begins()) load_k(w);
-        load_dout(w, head, block(), w.q_first + m * STEP);
+        load_dout(w, head, block(), w.q_first + place() * STEP);
         if (begins()) load_v(w);
         if ((m += w.way()) == w.stop) {
           m = w.first;
           if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
         }
+        own = listed();
       }
     }
     rings.k.wait_empty(kv);

@@ -13,16 +13,35 @@
 #include "sm90/attention/backward/sums.h"
 #include "sm90/pipeline.h"
 
+// Whether a tile of keys meets the blocks of queries that a list names (query_lists.h): a mask_mod or a prefix leaves gaps.
+constexpr bool LISTED = Expression::HAS_MASK || Config::PREFIX;
+static_assert(!LISTED || Config::IN_ORDER, "a list has the place of its tile in the order of sums");
+struct ListedBlock {
+  u32 bits;
+  static KS_DEVICE ListedBlock of(int block, bool masked, int rank) { return {(u32)block | (u32)masked << 15 | (u32)rank << 16}; }
+  KS_DEVICE int block() const { return bits & 0x7fff; }
+  KS_DEVICE bool masked() const { return bits >> 15 & 1; }  // whether some pair may be hidden
+  KS_DEVICE int rank() const { return bits >> 16; }         // how many tiles add to its sums before
+};
+// Of a tile its number of blocks, then these; the next tile's list is `lists_tile` further.
+template<bool LISTED> struct ListArguments { KS_DEVICE u32* of(int, int) const { return nullptr; } };
+template<> struct ListArguments<true> {
+  u32* lists;
+  i64 lists_batch, lists_tile;
+  KS_DEVICE u32* of(int batch, int tile) const { return lists + batch * lists_batch + tile * lists_tile; }
+};
+
 // Whether some tiles walk over their queries from the last to the first.
-constexpr bool BACKWARDS = Config::IN_ORDER && Config::CAUSAL && !Config::WINDOW && Config::KV_VIEW != PACKED;
+constexpr bool BACKWARDS = Config::IN_ORDER && Config::CAUSAL && !Config::WINDOW && Config::KV_VIEW != PACKED && !LISTED;
 
 // A tile of keys, and the blocks of every head's queries that see one of them, from `first` until before `stop`, which lies behind it
-// or, BACKWARDS, before it; steps: those of all heads of the group.
+// or, BACKWARDS, before it; LISTED, these are places in `list`. steps: those of all heads of the group.
 struct alignas(16) WorkTile {
   int batch, kv_head, tile, steps;  // steps −1: no more work
   int first, stop, S_q, S_k;
   int q_first, k_first;
   int key_head;  // whose keys and values it reads; kv_head has a part of the heads that share them, and gradients of its own
+  const u32* list;
   // From a block to the next.
   KS_DEVICE int way() const { return BACKWARDS && first > stop ? -1 : 1; }
 };
@@ -32,7 +51,7 @@ struct alignas(16) WorkTile {
 template<int KV_STAGES> KS_DEVICE int work_slot(const PipelineState<KV_STAGES>& kv) { return kv.stage + KV_STAGES * kv.parity; }
 
 // The number of a launch's tiles, computed on the host. An argument of the kernel, passed whole.
-struct TileCount {
+struct TileCount : ListArguments<LISTED> {
   int key_tiles, total, section, section_tiles;
   int cycle;  // of so many sections one walks backwards: the launch's last, and so on; 0: none
   int batch, kv_heads, head_group, head_parts;
@@ -103,11 +122,15 @@ template<int KEYS> struct TileScheduler {
     const Sequence s = sequences.at(w.batch);
     const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
     w.S_q = s.S_q, w.S_k = S_k, w.q_first = s.q_first, w.k_first = s.k_first;
-    w.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
+    w.key_head = Config::KV_VIEW == PACKED || LISTED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
     const int begin = (u32)band.begin(key, shift) / STEP;
     const int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
     w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;
     w.steps = key < S_k ? max_of(end - begin, 0) * count.head_group : 0;
+    if constexpr (LISTED) {
+      const u32* const own = count.of(w.batch, w.tile);
+      w.list = own + 1, w.first = 0, w.stop = own[0], w.steps = w.stop * count.head_group;
+    }
     return true;
   }
 };

@@ -61,7 +61,7 @@ VISITED = (
 
 def is_banded(spec: AttentionSpec) -> bool:
     """Whether what a query sees is a range of keys by its place."""
-    return not spec.mask and (spec.expression is None or not structure_of(spec.expression).has_mask)
+    return not spec.mask and not has_mask_mod(spec)
 
 
 def by_element(spec: AttentionSpec) -> bool:
@@ -120,6 +120,16 @@ def usable(
     return tuple(t for t in fitting if t.fits)
 
 
+def has_mask_mod(spec: AttentionSpec) -> bool:
+    """Whether its functions hide pairs."""
+    return spec.expression is not None and structure_of(spec.expression).has_mask
+
+
+def is_listed(spec: AttentionSpec) -> bool:
+    """Whether there may be gaps among the queries that see a key: a list names their blocks."""
+    return spec.prefix or has_mask_mod(spec)
+
+
 def mask_axes(p: AttentionProblem) -> tuple[bool, bool]:
     """Whether the mask tells entries and heads apart, so that tiles of each have words."""
     s = p.spec
@@ -170,12 +180,16 @@ def with_blocks(launches: Launches, p: AttentionProblem, tile: HopperAttentionTi
     """The launches with one in front that says which blocks the first of them visits."""
     first, *others = launches.kernels
     at = divide_up(launches.workspace_bytes, WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
-    entries, heads, tiles, _ = _extents(p, tile)
     visiting = replace(first, workspace={**first.workspace, "blocks": at})
     own = {"blocks": at, "counter": first.workspace.get("counter", at)}  # else it counts nothing
     steps = (Launch(VISIBLE_BLOCKS, p, tile, own), visiting, *others)
-    size = entries * heads * tiles * _tile_words(p, tile) * _WORD_BYTES
-    return replace(launches, steps=steps, workspace_bytes=at + size)
+    return replace(launches, steps=steps, workspace_bytes=at + blocks_bytes(p, tile))
+
+
+def blocks_bytes(p: AttentionProblem, tile: HopperAttentionTile) -> int:
+    """Of the words of all tiles."""
+    entries, heads, tiles, _ = _extents(p, tile)
+    return entries * heads * tiles * _tile_words(p, tile) * _WORD_BYTES
 
 
 class HopperVisibleBlocks(HopperKernel):

@@ -32,6 +32,7 @@ from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
+from kernelseam_cuda.sm90.attention_blocks import is_listed
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
@@ -49,7 +50,9 @@ from kernelseam_cuda.sm90.attention_bwd_rows import (
     tiles_of,
 )
 from kernelseam_cuda.sm90.attention_bwd_tiles import BACKWARD_REGISTERS, HopperWideBackwardTile
-from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
+from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS, MASKED, SLOPED
+from kernelseam_cuda.sm90.attention_query_lists import LISTS, QUERY_LISTS, list_values
+from kernelseam_cuda.sm90.attention_query_lists import steps as query_list_steps
 from kernelseam_cuda.sm90.attention_score_gradient import SCORE_GRADIENT
 from kernelseam_cuda.sm90.attention_score_gradient import steps as score_gradient_steps
 from kernelseam_cuda.sm90.tiles import PANEL, promotion
@@ -78,6 +81,8 @@ _TILE_COUNT = (
     "head_group",
     "head_parts",
 )
+_COUNT = Structure((*((n, "i32") for n in _TILE_COUNT), ("blocks", BLOCKS)))
+_LISTED_COUNT = Structure((*LISTS, *_COUNT.members))
 _SIGNATURE = Signature(
     (
         *((m, "tensor_map") for m in _MAPS),
@@ -93,7 +98,7 @@ _SIGNATURE = Signature(
             ),
         ),
         ("sequences", SEQUENCES),
-        ("count", Structure((*((n, "i32") for n in _TILE_COUNT), ("blocks", BLOCKS)))),
+        ("count", _COUNT),
         ("score", SCORES),
         ("scale", "f32"),
     )
@@ -143,9 +148,11 @@ class HopperAttentionBwd(HopperBackwardKernel):
             size += divide_up(needed, 256) * 256
         sums = {"sums": workspace["sums"]}
         split, parts, added, size = with_parts(problem, tile, size)
+        of_lists, lists, size = query_list_steps(problem, tile, size)
         steps = [
+            *of_lists,
             Launch(ROW_VALUES, problem, tile, workspace),
-            Launch(self.main(tile), split, tile, {**workspace, "counter": 0, **parts}),
+            Launch(self.main(tile), split, tile, {**workspace, **parts, **lists, "counter": 0}),
             Launch(QUERY_GRADIENT, problem, tile, sums),
             *added,
         ]
@@ -193,7 +200,15 @@ class HopperAttentionBwd(HopperBackwardKernel):
         return {"KV_STAGES": tile.kv_stages}
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
-        return with_expression(_SIGNATURE, spec.forward)
+        own = with_expression(_SIGNATURE, spec.forward)
+        if not is_listed(spec.forward):
+            return own
+        parameters = tuple((n, _LISTED_COUNT if n == "count" else k) for n, k in own.parameters)
+        return replace(own, parameters=parameters)
+
+    def own_values(self, problem: AttentionBwdProblem, tile: Any) -> dict[str, int | float]:
+        p = problem.forward
+        return list_values(p, tile) if is_listed(p.spec) else {}
 
     def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
         clusters = max(device.limits.compute_units // tile.cluster, 1)
@@ -290,11 +305,16 @@ class HopperAttentionBwd(HopperBackwardKernel):
                 False,
                 False,
             ),
+            (AttentionSpec(bf16, 128, 128, True, True, expression=MASKED), False, True),
+            (AttentionSpec(bf16, 128, 128, True, True, prefix=True), False, False),
+            (AttentionSpec(f16, 64, 64, lse=True, expression=SLOPED), False, False),
         ):
             of_bias = AttentionBwdSpec(elements, bias_gradient=gradient)
             yield Covered(self, of_bias, often=often)
             if gradient:
                 yield Covered(SCORE_GRADIENT, of_bias, often=often)
+            if is_listed(elements):
+                yield Covered(QUERY_LISTS, of_bias, often=often)
 
 
 class HopperWideAttentionBwd(HopperAttentionBwd):

@@ -12,6 +12,7 @@ from kernelseam.frozen import changed
 from kernelseam.kernels.attention.row_kernels import SUM_AXES, RowTile, SumProblem, SumSpec
 from kernelseam.kernels.elements import divide_up
 
+from kernelseam_cuda.sm90.attention_blocks import by_element, is_listed
 from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
 
 WORTH_SHARING = 6
@@ -21,9 +22,11 @@ WORTH_SHARING = 6
 
 def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
     """Whether the problem's heads can be shared out as the tile's are. A batch-invariant result
-    does not depend on how many tiles there are, and packed rows may be nobody's: not there."""
+    does not depend on how many tiles there are, packed rows may be nobody's, and what is by element
+    or listed is by KV head: not there."""
     spec = problem.spec.forward
     dense = (spec.q_view, spec.kv_view) == ("strided", "strided")
+    dense = dense and not (by_element(spec) or is_listed(spec))
     divides = problem.forward.head_group % tile.head_parts == 0
     return tile.head_parts == 1 or (dense and divides and not spec.batch_invariant)
 

@@ -25,7 +25,7 @@ from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import divide_up, refuse_row_strides, row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention_blocks import by_element, is_banded
+from kernelseam_cuda.sm90.attention_blocks import by_element, is_listed, mask_axes
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     row_work,
@@ -47,12 +47,15 @@ SUPPORTED = (
     | SpecOption.alibi
     | SpecOption.bias
     | SpecOption.mask
+    | SpecOption.prefix
     | SpecOption.expression
 )
 """The forward's options that the kernel has the gradients of."""
 WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
 """Head dims of queries and keys, and of values, up to which tiles are, the narrowest first."""
 _ROWS = 64
+_MOST_LISTED = 1 << 15
+"""Blocks of queries, or of keys, that a list may name (tiles.h: ListedBlock)."""
 _ELEMENT_MAX = max(t.head_dim for t in ATTENTION_BWD if isinstance(t, HopperBackwardTile))
 """The widest heads of which scores by element have tiles."""
 WORKSPACE = ("lse_base2", "delta", "sums", "semaphores")
@@ -85,8 +88,10 @@ class HopperBackwardKernel(HopperKernel):
 
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         tiles = tiles_of(spec.forward)
-        ordered = tuple([changed(t, in_order=True) for t in tiles])
-        return ordered if spec.deterministic or spec.forward.batch_invariant else tiles + ordered
+        ordered, s = tuple([changed(t, in_order=True) for t in tiles]), spec.forward
+        return (
+            ordered if spec.deterministic or s.batch_invariant or is_listed(s) else tiles + ordered
+        )
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
         """In order also where any order is allowed and few keys are met: to set the sums to zero
@@ -120,11 +125,16 @@ class HopperBackwardKernel(HopperKernel):
             "S_k": p.S_k,
             **count,
             **score_values(p),
+            **self.own_values(problem, tile),
             "scale": p.scale,
         }
         scalars = self.signature(problem.spec).scalars
         wanted = (n for n, kind, _ in scalars if kind not in _ADDRESSES)
         return {n: known[n] for n in wanted}
+
+    def own_values(self, problem: AttentionBwdProblem, tile: Any) -> dict[str, int | float]:
+        """What the kernel is given besides."""
+        return {}
 
     def work(self, problem: Any, tile: BackwardTile, device: Device) -> Work:
         return row_work(problem, tile, self.row_bytes(problem.spec, tile))
@@ -218,10 +228,16 @@ def element_bytes(spec: AttentionSpec) -> int:
 def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
     """Why it takes no such scores and masks by element, or None."""
     p, spec = problem.forward, problem.spec.forward
-    if not by_element(spec):
+    if not (by_element(spec) or is_listed(spec)):
         return None
-    if not is_banded(spec) and not spec.mask:
-        return "a mask_mod: its tiles pass no blocks over"
+    if is_listed(spec):
+        which = "a prefix" if spec.prefix else "a mask_mod"
+        if spec.bias or spec.mask:
+            return f"{which} beside a bias or a mask in memory"
+        if mask_axes(p)[1]:
+            return "a mask_mod that tells heads apart"
+        if max(p.S_q // _ROWS, p.S_k // _ROWS) >= _MOST_LISTED:
+            return f"S_q = {p.S_q}, S_k = {p.S_k} under {which}: lists hold {_MOST_LISTED} blocks"
     if problem.spec.score_gradient:
         return "the gradient by what a score_mod returns"
     if problem.spec.bias_gradient and (spec.q_view, spec.kv_view) != ("strided", "strided"):
@@ -234,7 +250,7 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
 def tiles_of(spec: AttentionSpec) -> tuple[BackwardTile, ...]:
     """Those of the narrowest width that holds the head dims; by element also what each pair of a
     query and a key has."""
-    if by_element(spec):
+    if by_element(spec) or is_listed(spec):
         fits = (
             t.beside(element_bytes(spec))
             for t in ATTENTION_BWD

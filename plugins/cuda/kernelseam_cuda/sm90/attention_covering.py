@@ -82,18 +82,18 @@ def covering(kernel: KernelDefinition, widths: tuple[tuple[int, int], ...]) -> I
     for both, more in _BY_ELEMENT_ELSEWHERE:
         spec = replace(plain, head_dim=both[0], value_dim=both[1], **more)
         yield Covered(kernel, spec, often=False)
-    yield Covered(kernel, replace(paged, expression=_MASKED), grouped=True, often=False)
-    for more in ({"mask": True}, {"expression": _SLOPED}):
+    yield Covered(kernel, replace(paged, expression=MASKED), grouped=True, often=False)
+    for more in ({"mask": True}, {"expression": SLOPED}):
         yield Covered(VISIBLE_BLOCKS, replace(plain, **more))
 
 
-_SLOPED = (
+SLOPED = (
     '0 coordinate FLOAT "score"; 1 coordinate INT32 "q_idx"; 2 coordinate INT32 "kv_idx"; '
     "3 sub INT32 1 2; 4 cast FLOAT 3; 5 constant FLOAT 0.5; 6 mul FLOAT 4 5; 7 sub FLOAT 0 6; "
     "8 le BOOLEAN 2 1; score 7; visible 8"
 )
 """score - 0.5 * (q_idx - kv_idx), where q_idx >= kv_idx."""
-_MASKED = (
+MASKED = (
     '0 coordinate INT32 "kv_idx"; 1 coordinate FLOAT "score"; 2 constant INT32 9; '
     "3 lt BOOLEAN 0 2; score 1; visible 3"
 )
@@ -106,7 +106,7 @@ _BY_ELEMENT: tuple[dict[str, Any], ...] = (
     {"alibi": True},
     {"alibi": True, "causal": True},
     {"causal": True, "prefix": True},
-    {"expression": _SLOPED},
+    {"expression": SLOPED},
 )
 """Scores and masks by element, and a prefix."""
 _PACKED: dict[str, Any] = {"q_view": "packed", "kv_view": "packed"}
@@ -114,11 +114,11 @@ _BY_ELEMENT_ELSEWHERE: tuple[tuple[tuple[int, int], dict[str, Any]], ...] = (
     ((128, 128), {"mask": True, "bias": DType.float32}),
     ((128, 128), {"mask": True, "causal": True, "prefix": True}),
     ((96, 96), {"mask": True}),
-    ((96, 96), {"expression": _SLOPED, **_PACKED}),
+    ((96, 96), {"expression": SLOPED, **_PACKED}),
     ((128, 128), {"mask": True, "lengths": True}),
     ((128, 128), {"bias": DType.bfloat16, "causal": True, **_PACKED}),
     ((128, 128), {"alibi": True, "causal": True, "kv_view": "paged", "lengths": True}),
-    ((192, 128), {"expression": _SLOPED, "kv_view": "paged", "lengths": True}),
+    ((192, 128), {"expression": SLOPED, "kv_view": "paged", "lengths": True}),
     ((128, 128), {"mask": True, "softcap": True}),
     ((256, 256), {"mask": True}),
     ((256, 256), {"alibi": True, "causal": True}),
