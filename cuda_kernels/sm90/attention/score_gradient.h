@@ -34,6 +34,12 @@ static_assert(sizeof(ScoreStorage) <= Config::SHARED_BYTES, "the tiles fit");
 // `entries` × `heads` that share them. An argument, passed whole.
 struct ScoreTiles {
   int q_tiles, key_tiles, total, kept_heads, entries, heads, head_group, num_heads, padded_rows;
+  // Where the row values of a head of an entry begin: in blocks of STEP rows (backward/sums.h).
+  KS_DEVICE i64 values(int entry, int head, const Sequence& s) const {
+    constexpr int STEP = Config::STEP;
+    if (Config::Q_VIEW == PACKED) return (i64)(s.q_first / STEP + entry) * STEP + (i64)head * padded_rows;
+    return (i64)(entry * num_heads + head) * padded_rows;
+  }
 };
 
 struct ScoreTile {
@@ -55,7 +61,7 @@ struct ScoreStep {
   // Whether some query of the cluster's sees a key of the tile.
   KS_DEVICE bool sees(const ScoreTile& tile, const Sequence& s, const ScoreArguments& score) const {
     const KeyRange any = score.of(entry, s.S_q, s.S_k).any(tile.row, min_of(tile.row + ROWS * CLUSTER, s.S_q) - 1);
-    return any.begin < min_of(tile.key + KEYS, any.end) && any.end > tile.key;
+    return tile.row < s.S_q && any.begin < min_of(tile.key + KEYS, any.end) && any.end > tile.key;
   }
 };
 
@@ -160,7 +166,7 @@ struct ScoreConsumer {
         Score::Rows rows;
         policy.rows(rows, own, row, bias, thread_lane);
         float s[KEYS / 2], dp[KEYS / 2], log[2], delta[2];
-        const i64 first = (i64)(step.entry * count.num_heads + step.head) * count.padded_rows;
+        const i64 first = count.values(step.entry, step.head, sequence);
         const bool there[2] = {row < S_q, row + 8 < S_q};
         multiply<QK_COLUMNS>(s, left, right, state);
 #pragma unroll
@@ -172,7 +178,10 @@ struct ScoreConsumer {
         policy.template begin<true>(s, factor, rows, ahead, from);
         policy.hide(s, own, inside(row, S_q), inside(row + 8, S_q), from);
 #pragma unroll
-        for (int i = 0; i < KEYS / 2; i++) s[i] = exp2_fast(s[i] + log[i / 2 % 2]);
+        for (int i = 0; i < KEYS / 2; i++) {
+          s[i] = exp2_fast(s[i] + log[i / 2 % 2]);
+          if (Config::Q_VIEW == PACKED && !there[i / 2 % 2]) s[i] = 0.f;  // the next sequence's rows may be NaN
+        }
         pin(s);
         multiply<V_COLUMNS>(dp, left, right, state);
 #pragma unroll
@@ -194,17 +203,18 @@ struct ScoreProducer {
 
   // q and k of a step, or dout and v.
   template<int COLUMNS>
-  KS_DEVICE void load(const TensorMap& of_queries, const TensorMap& of_keys, const ScoreTile& tile, const ScoreStep& step, int kv_head) {
+  KS_DEVICE void load(const TensorMap& of_queries, const TensorMap& of_keys, const ScoreTile& tile, const ScoreStep& step, const Sequence& s, int kv_head) {
     ring.wait_empty(state);
     const u32 full = ring.full(state), to = shared_address(storage.stages[state.stage]);
     barrier_arrive_expect_tx(full, 2 * tile_bytes<128, COLUMNS>);
-    tile_load<ROWS, COLUMNS>(to, of_queries, full, tile.row + rank * ROWS, step.head, step.entry);
+    const int entry = Config::Q_VIEW == PACKED ? 0 : step.entry;
+    tile_load<ROWS, COLUMNS>(to, of_queries, full, s.q_first + tile.row + rank * ROWS, step.head, entry);
 #pragma unroll
     for (int c = 0; c < COLUMNS; c += 64) {
       const u32 part = to + STAGE_BYTES / 2 + c / 64 * PANEL_BYTES + rank * PART * 128;
-      const int key = tile.key + rank * PART;
-      if (CLUSTER == 1) tma_load(part, of_keys, full, c, key, kv_head, step.entry);
-      else tma_load_multicast(part, of_keys, full, c, key, kv_head, step.entry, (1 << CLUSTER) - 1);
+      const int key = s.k_first + tile.key + rank * PART;
+      if (CLUSTER == 1) tma_load(part, of_keys, full, c, key, kv_head, entry);
+      else tma_load_multicast(part, of_keys, full, c, key, kv_head, entry, (1 << CLUSTER) - 1);
     }
     state.advance();
   }
@@ -241,10 +251,11 @@ attention_backward_scores_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMa
         const ScoreTile tile(count, t);
 #pragma unroll 1
         for (ScoreStep step{tile.entry, tile.head}; step.there(count, tile); step.advance(count, tile)) {
-          if (!step.sees(tile, sequences.at(step.entry), score)) continue;
+          const Sequence sequence = sequences.at(step.entry);
+          if (!step.sees(tile, sequence, score)) continue;
           const int kv_head = step.head / count.head_group;
-          producer.load<QK_COLUMNS>(q_map, k_map, tile, step, kv_head);
-          producer.load<V_COLUMNS>(dout_map, v_map, tile, step, kv_head);
+          producer.load<QK_COLUMNS>(q_map, k_map, tile, step, sequence, kv_head);
+          producer.load<V_COLUMNS>(dout_map, v_map, tile, step, sequence, kv_head);
         }
       }
   }

@@ -269,6 +269,15 @@ def _gradients() -> Iterator[BackwardCase]:
             yield gradients(
                 kind, "many-tiles-sequences-gaps", mods="blocks_of_documents", num_heads=6, **packed
             )
+            shared = {"bias": DType.float32, "bias_layout": OperandLayout(broadcast="b")}
+            yield gradients(
+                kind,
+                "many-tiles-sequences-bias",
+                bias_gradient=True,
+                num_heads=6,
+                **shared,
+                **packed,
+            )
 
 
 def _grouped() -> Iterator[GroupedCase]:

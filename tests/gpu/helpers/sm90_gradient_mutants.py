@@ -228,8 +228,8 @@ MUTANTS = (
     _mutant(
         "prefix-hidden",
         ELEMENTS,
-        "if (Config::PREFIX && key() + lane / 4 + 8 * r < prefix) low[r] = -STEP, high[r] = rows;",
-        "",
+        "if (Config::PREFIX && key() + lane / 4 + 8 * r < prefix) low[r]",
+        "if (false) low[r]",
         PREFIX,
         "of blocks that see a part the prefix is hidden behind the diagonal",
     ),
@@ -253,10 +253,18 @@ MUTANTS = (
     _mutant(
         "queries-of-the-first-entry",
         SCORES,
-        "tile.row + rank * ROWS, step.head, step.entry);",
-        "tile.row + rank * ROWS, step.head, tile.entry);",
+        "const int entry = Config::Q_VIEW == PACKED ? 0 : step.entry;",
+        "const int entry = Config::Q_VIEW == PACKED ? 0 : tile.entry;",
         BIAS,
         "an entry is counted twice, and another is left out",
+    ),
+    _mutant(
+        "row-values-of-the-sequence-before",
+        SCORES,
+        "(s.q_first / STEP + entry) * STEP",
+        "s.q_first / STEP * STEP",
+        "attention-bwd-bf16-128-many-tiles-sequences-bias",
+        "weights of a packed sequence are those of other rows",
     ),
     _mutant(
         "sign-of-delta",

@@ -193,13 +193,13 @@ struct Elements {
   // Scores of pairs beyond the band and the prefix, the last key or the last query. ahead: as in some_hidden.
   KS_DEVICE void hide(float (&s)[STEP / 2], const Band& band, int key0, int ahead, int query, float hidden = -infinity()) const {
     const int from = ahead - (key() - key0 + lane / 4) + lane % 4 * 2;
-    const int rows = w.S_q - query - lane % 4 * 2, prefix = Config::PREFIX ? score.of(w.batch, w.S_q, w.S_k).prefix : 0;
+    const int prefix = Config::PREFIX ? score.of(w.batch, w.S_q, w.S_k).prefix : 0;
     int low[2], high[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       low[r] = Config::CAUSAL || Config::WINDOW ? 8 * r - band.reach() - from : -STEP;
-      high[r] = min_of(rows, Config::WINDOW ? 8 * r + band.left + 1 - from : STEP);
-      if (Config::PREFIX && key() + lane / 4 + 8 * r < prefix) low[r] = -STEP, high[r] = rows;
+      high[r] = min_of(w.S_q - query - lane % 4 * 2, Config::WINDOW ? 8 * r + band.left + 1 - from : STEP);
+      if (Config::PREFIX && key() + lane / 4 + 8 * r < prefix) low[r] = -STEP, high[r] = w.S_q - query - lane % 4 * 2;
       if (key() + lane / 4 + 8 * r >= w.S_k) low[r] = STEP;
     }
 #pragma unroll

@@ -240,8 +240,6 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
             return f"S_q = {p.S_q}, S_k = {p.S_k} under {which}: lists hold {_MOST_LISTED} blocks"
     if problem.spec.score_gradient:
         return "the gradient by what a score_mod returns"
-    if problem.spec.bias_gradient and (spec.q_view, spec.kv_view) != ("strided", "strided"):
-        return "a bias' gradient of packed sequences"
     if not tiles_of(spec):
         return f"scores or masks by element of head dims {spec.dims}: it takes up to {_ELEMENT_MAX}"
     return refuse_scores(p)

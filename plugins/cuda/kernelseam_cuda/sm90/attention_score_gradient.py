@@ -101,6 +101,7 @@ class ScoreGradient(HopperBackwardKernel):
             "V_COLUMNS": columns_of(s.value_dim),
             "STAGES": tile.stages,
             "CLUSTER": tile.cluster,
+            "STEP": tile.rows,
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
@@ -138,9 +139,12 @@ class ScoreGradient(HopperBackwardKernel):
     def tensor_maps(
         self, problem: AttentionBwdProblem, tile: Any, device: Device
     ) -> dict[str, TensorMap]:
-        """Axes column, row, head, batch; boxes are panels of 64 columns."""
+        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64
+        columns."""
         p, s = problem.forward, problem.spec.forward
-        of_queries, of_keys = (p.S_q, p.num_heads), (p.S_k, p.kv_heads)
+        packed = s.q_view == "packed"
+        queries, keys = (p.total_q, p.total_k) if packed else (p.S_q, p.S_k)
+        of_queries, of_keys = (queries, p.num_heads), (keys, p.kv_heads)
         shapes = {
             "q": (s.head_dim, of_queries, p.q_strides, _SIDE),
             "dout": (s.value_dim, of_queries, problem.dout_strides, _SIDE),
@@ -151,7 +155,7 @@ class ScoreGradient(HopperBackwardKernel):
             f"{name}_map": TensorMap(
                 name,
                 s.dtype,
-                (columns, *rows, p.batch),
+                (columns, *rows, 1 if packed else p.batch),
                 (1, *reversed(strides)),
                 (PANEL, box, 1, 1),
                 swizzle=128,
@@ -263,6 +267,9 @@ def _count(problem: AttentionBwdProblem, tile: ScoreGradientTile) -> dict[str, i
     p = problem.forward
     entries, heads, *_ = _extents(problem, tile)
     q_tiles, key_tiles = divide_up(p.S_q, _SIDE * tile.cluster), divide_up(p.S_k, _SIDE)
+    blocks = divide_up(p.S_q, tile.rows)
+    if problem.spec.forward.q_view == "packed":
+        blocks = p.total_q // tile.rows + p.batch
     return {
         "q_tiles": q_tiles,
         "key_tiles": key_tiles,
@@ -272,5 +279,5 @@ def _count(problem: AttentionBwdProblem, tile: ScoreGradientTile) -> dict[str, i
         "heads": p.num_heads // heads,
         "head_group": p.head_group,
         "num_heads": p.num_heads,
-        "padded_rows": divide_up(p.S_q, tile.rows) * tile.rows,
+        "padded_rows": blocks * tile.rows,
     }
