@@ -222,6 +222,7 @@ class _Body:
 
     def __init__(self, names: Mapping[Node, str]) -> None:
         self.names, self.lines = dict(names), list[str]()
+        self.ranges = dict[str, str]()
 
     def __call__(self, n: Node) -> str:
         for x in order([n], self.names):
@@ -233,10 +234,18 @@ class _Body:
             return _literal(n)
         if n.operation == "argument":
             return f"number{n.value}"
-        name = f"x{len(self.lines)}"
         text = _text(n, [self.names[x] for x in n.arguments])
+        if n.operation in ("least", "most"):  # both ends of a range are found together
+            text = f"{self._range(text)}.{n.operation}"
+        name = f"x{len(self.lines)}"
         self.lines.append(f"    const {C_TYPES[n.type]} {name} = {text};")
         return name
+
+    def _range(self, text: str) -> str:
+        if text not in self.ranges:
+            self.ranges[text] = f"range{len(self.ranges)}"
+            self.lines.append(f"    const auto {self.ranges[text]} = {text};")
+        return self.ranges[text]
 
 
 def _text(n: Node, x: Sequence[str]) -> str:
@@ -255,12 +264,11 @@ def _text(n: Node, x: Sequence[str]) -> str:
             return f"Loaded<{C_TYPES[n.type]}, {ELEMENTS[n.value[1]]}>::from({element})"
         case "least" | "most":
             axis, array = n.value[3].index(True), f"array{n.value[0]}"
-            least = "true" if n.operation == "least" else "false"
             fixed = [(i, at) for i, at in enumerate(x[::2]) if i != axis]
             base = " + ".join([f"{array}.base", *(_place(array, i, at, False) for i, at in fixed)])
             inputs = f"{base}, {array}.stride_{axis}, {array}.extent_{axis}"
             ends = f"(i64){x[2 * axis]}, (i64){x[2 * axis + 1]}"
-            return f"extremum<{least}, {C_TYPES[n.type]}, LANES>({inputs}, {ends})"
+            return f"extrema<{C_TYPES[n.type]}, LANES>({inputs}, {ends})"
         case "block_bits":
             index, plane = n.value
             every = str(plane == WHOLE).lower()

@@ -91,35 +91,46 @@ template<> struct Ends<i64> { static KS_DEVICE i64 of(bool least) { return least
 // Of x and y the least (or the most); NaN stays.
 template<bool LEAST, class R> KS_DEVICE R extreme(R x, R y) { return (LEAST ? y < x : y > x) || y != y ? y : x; }
 // x of the lane whose number differs by m.
+KS_DEVICE int swapped(int x, int m) { return shuffle_xor(x, m); }
 KS_DEVICE i64 swapped(i64 x, int m) { return (i64)(unsigned)shuffle_xor((int)x, m) | (i64)shuffle_xor((int)(x >> 32), m) << 32; }
 KS_DEVICE float swapped(float x, int m) { return shuffle_xor(x, m); }
 KS_DEVICE bool swapped(bool x, int m) { return shuffle_xor((int)x, m) != 0; }
 
-// The least (or the most) of the elements from a first index to a last one; NaN stays. Nothing is known of a long range. Of LANES lanes
-// with the same range each reads every LANES-th element, AT_ONCE before it compares them. Ranges of other lanes may be long where these are not:
-// all exchange what they found.
+// The least and the most of the elements from a first index to a last one; NaN stays. Nothing is known of a long range, and one that begins
+// before 0 and ends behind it counts as the whole array. Of LANES lanes with the same range each reads every LANES-th element, AT_ONCE before
+// it compares them.
+template<class R> struct Extrema { R least, most; };
+// What elements are compared as.
+template<class T, class R> struct Compared { typedef R type; };
+template<class R> struct Compared<int, R> { typedef int type; };
 constexpr int LONGEST_RANGE = 1024;
-template<bool LEAST, class R, int LANES, class T> KS_DEVICE R extremum(const T* base, i64 stride, int extent, i64 first, i64 last) {
-  constexpr int AT_ONCE = LANES > 1 ? 4 : 1;
-  const bool unknown = last - first > LONGEST_RANGE;
-  if (LANES == 1 && unknown) return Ends<R>::of(LEAST);
-  if (unknown) last = first;
-  const i64 own = LANES > 1 ? first + lane() % LANES : first;
-  R best = Loaded<R, T>::from(base[wrapped(own < last ? own : last, extent) * stride]);
+template<class R, int LANES, class T> KS_DEVICE Extrema<R> extrema(const T* base, i64 stride, int extent, i64 first, i64 last) {
+  typedef typename Compared<T, R>::type V;
+  constexpr int AT_ONCE = LANES > 4 ? 4 : LANES > 1 ? 16 : 1;
+  const bool crosses = first < 0 && last >= 0;
+  const int from = crosses ? 0 : (int)wrapped(first, extent), upto = crosses ? extent - 1 : (int)wrapped(last, extent);
+  const bool unknown = last - first > LONGEST_RANGE || upto - from > LONGEST_RANGE;
+  if (LANES == 1 && unknown) return {Ends<R>::of(true), Ends<R>::of(false)};
+  const int to = unknown ? from : upto;
+  const int own = min_of(from + (LANES > 1 ? lane() % LANES : 0), to);
+  const T* at = base + own * stride;
+  V least = Loaded<V, T>::from(*at), most = least;
 #pragma unroll 1
-  for (i64 i = own + LANES; i <= last; i += AT_ONCE * LANES) {
-    R x[AT_ONCE];
+  for (int i = own + LANES; i <= to; i += AT_ONCE * LANES) {
+    V x[AT_ONCE];
 #pragma unroll
     for (int j = 0; j < AT_ONCE; j++) {
-      const i64 at = i + j * LANES;
-      x[j] = Loaded<R, T>::from(base[wrapped(at < last ? at : last, extent) * stride]);
+      at += LANES * stride;
+      x[j] = least;
+      if (i + j * LANES <= to) x[j] = Loaded<V, T>::from(*at);
     }
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; j++) best = extreme<LEAST>(best, x[j]);
+    for (int j = 0; j < AT_ONCE; j++) least = extreme<true>(least, x[j]), most = extreme<false>(most, x[j]);
   }
 #pragma unroll
-  for (int m = 1; m < LANES; m *= 2) best = extreme<LEAST>(best, swapped(best, m));
-  return unknown ? Ends<R>::of(LEAST) : best;
+  for (int m = 1; m < LANES; m *= 2) least = extreme<true>(least, swapped(least, m)), most = extreme<false>(most, swapped(most, m));
+  if (unknown) return {Ends<R>::of(true), Ends<R>::of(false)};  // not before: lanes with short ranges wait for all
+  return {least, most};
 }
 
 // Of block lists (expressions/blocks.py), x with strides and extents of each axis: whether a plane has a bit in the block rows
