@@ -104,7 +104,8 @@ struct alignas(1024) SharedStorage {
   conditional<(Config::SUM_BLOCKS > 0), SumsAndStaging, Staging>::type out;
   WorkTile work_tiles[WORK_SLOTS];
   int v_filtered[WORK_SLOTS];  // whether non-finite values of V were set to zero
-  int k_block[LISTED ? STAGES : 1];  // of a stage: twice the block, and 1 where the tile's rows see all of it
+  // Of a stage: four times the block, 2 where masks beside the band leave it whole, and 1 where the tile's rows see all of it.
+  int k_block[LISTED ? STAGES : 1];
   struct { int rows, tile; bool masked; } v_block[V_STAGES];  // for the filter: valid rows, work tile
   u64 q_ring[2 * Q_STAGES * Q_BOXES], k_ring[2 * STAGES], v_ring[2 * STAGES], v_loaded[E4M3 ? 2 * V_STAGES : V_STAGES];
   struct { float scores, values; } scales[Config::Q_SCALES ? WORK_SLOTS : 1];  // of a work tile

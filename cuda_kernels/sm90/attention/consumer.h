@@ -21,7 +21,7 @@ struct Consumer : ConsumerRows {
   u32 p[P_REGISTERS];              // the last block's P, the A fragment of P·V
   float m[2], l[2];                // the rows' references, and this thread's part of their sums
   int block = NOT_BEGUN, row = 0;  // the tile's next block; the thread's first row
-  bool whole = false;              // where blocks are LISTED: whether the tile's rows see all of the next one
+  int seen = 0;                    // where blocks are LISTED: 1 if the tile's rows see all of the next one, 2 if masks beside the band leave it whole
   bool rises = false;              // whether scores of the warp's rows were above their references
   bool nan_stored = false;         // whether the last tile's rows may have to be recomputed
   Score::Factor f;                 // of the tile's scores
@@ -121,14 +121,15 @@ struct Consumer : ConsumerRows {
     const u32 zero = (__float_as_uint(sum[0]) | __float_as_uint(sum[1])) & a.zero;
     if (more) barrier_wait(rings.k.full(k) + zero, k.parity);
   }
+  KS_DEVICE bool whole() const { return seen & 1; }
   // Of LISTED blocks, what the producer says of the one whose K has come.
   KS_DEVICE int arrived() const { return LISTED ? storage.k_block[k.stage] : 0; }
   // The block behind this one, as it `arrived`; `begin` - 1 behind the last. Once this one is done with.
   KS_DEVICE int following(int begin, int arrived) {
     if constexpr (!LISTED) return block - 1;
-    const int next = uniform(block > begin ? arrived : 2 * (begin - 1));
-    whole = next & 1;
-    return next >> 1;
+    const int next = uniform(block > begin ? arrived : 4 * (begin - 1));
+    seen = next & (Score::MASK_ALONE ? 3 : 1);
+    return next >> 2;
   }
   KS_DEVICE void begin_rows(const WorkTile& w) {
     row = thread_row(w);
@@ -163,7 +164,7 @@ struct Consumer : ConsumerRows {
     rings.k.wait_full(k);
     wgmma_fence();
     start_qk(s, tile);
-    const auto ahead = look<true>(w, block, rows, row);
+    const auto ahead = look<true>(w, block, rows, row, arrived() & 2);
     finish_qk<0>(s);
     release_qk(begin, tile);
     f = factor(tile);
@@ -190,17 +191,16 @@ struct Consumer : ConsumerRows {
     release_q(tile);
   }
 
-  // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores. Of a mask
-  // alone, what hides keys is a branch, so that a step of both kinds is the same code.
+  // Issues S of a block, then P·V of the previous one; the softmax overlaps that. MAXIMA: references follow the largest scores.
   template<bool MASKED, bool MAXIMA = MASKED> KS_DEVICE void step(int begin) {
-    constexpr bool EXACT = MASKED || Score::MASK_ALONE;
-    const bool hides = Score::MASK_ALONE ? !whole : MASKED;
+    constexpr bool EXACT = MASKED;
+    const bool hides = MASKED && !(Score::MASK_ALONE && whole());
     float s[BN / 2], sum[2], rest[2], correction[2];
     Score::Ahead<EXACT> ahead;
-    if (Score::MASK_ALONE && hides) ahead = look<EXACT>(work_tile(tile), block, rows, row);  // while the others multiply
+    if (Score::MASK_ALONE && hides) ahead = look<EXACT>(work_tile(tile), block, rows, row, seen & 2);  // while the others multiply
     start_both(s, tile);
     const int from = first_key(work_tile(tile).visited(block));
-    if (!Score::MASK_ALONE) ahead = look<EXACT>(work_tile(tile), block, rows, row);
+    if (!Score::MASK_ALONE) ahead = look<EXACT>(work_tile(tile), block, rows, row, seen & 2);
     finish_qk<1>(s);
     release_qk(begin, tile);
     const Score::Form form = score.begin<EXACT, !(EXACT || MAXIMA)>(s, f, rows, ahead, from, hides);
@@ -262,15 +262,16 @@ struct Consumer : ConsumerRows {
         unmasked_begin = begin + (unmasked_end < w.end && w.diagonal < w.end - 1), unmasked_end = w.end;
         rising += w.end - 1 - w.diagonal;
       }
+      const int last = max_of(begin, unmasked_begin);
+      constexpr bool FOLLOWED = Config::IN_PARTS || DV > 128;  // a mask alone: one more kind of step would spill
       bool maxima = any_low(m, false, w, row);
 #pragma unroll 1
       while (block >= begin) {
-        const bool masked = LISTED ? !whole : block < unmasked_begin || block >= unmasked_end;
-        if (Score::MASK_ALONE) maxima ? step<false, true>(begin) : step<false>(begin);
-        else if (masked && (maxima || Score::RISES)) step<true>(begin);
+        const bool masked = LISTED ? !whole() : block < unmasked_begin || block >= unmasked_end;
+        if (Score::MASK_ALONE ? maxima || (FOLLOWED && masked) : masked && (maxima || Score::RISES)) step<true>(begin);
         else if (masked) step<true, false>(begin);
-        else if (maxima || (Score::RISES && block >= rising)) step<false, true>(begin);
-        else step<false>(begin);
+        else if (!Score::MASK_ALONE && (maxima || (Score::RISES && block >= rising))) step<false, true>(begin);
+        else do step<false>(begin); while (!(Score::MAY_RISE || (HAS_BIAS && !LISTED)) && (LISTED ? whole() : block >= last));
         // Where none is low only a score_mod's scores may rise. Warps wait for each other here, so this is asked in one of four blocks.
         if (maxima || (Score::MAY_RISE && (LISTED || block % 4 == 0))) maxima = any_low(m, rises, w, row);
       }
@@ -328,9 +329,9 @@ struct Consumer : ConsumerRows {
     block = w.end - 1;
     rings.k.wait_full(k);
     Score::Ahead<true> ahead;
-    if (Score::MASK_ALONE) ahead = look<true>(w, block, rows, row);
+    if (Score::MASK_ALONE) ahead = look<true>(w, block, rows, row, arrived() & 2);
     start_both(s, tile + 1);
-    if (!Score::MASK_ALONE) ahead = look<true>(w, block, rows, row);
+    if (!Score::MASK_ALONE) ahead = look<true>(w, block, rows, row, arrived() & 2);
     finalize_softmax(done, tile, m, l, inverse);
     finish_qk<1>(s);
     release_qk(w.begin, tile + 1);

@@ -35,10 +35,10 @@ struct ConsumerRows : ConsumerThread {
     if constexpr (HAS_BIAS) score.copy_bias(rows, rows_of(w) - (group_row(w) + 16 * warp), block * BN, scores_of(w).S_k, thread_lane);
   }
 
-  // What is known of a block before its products have come: of listed ones all that its rows see.
-  template<bool EXACT> KS_DEVICE Score::Ahead<EXACT> look(const WorkTile& w, int left, const Score::Rows& rows, int row) const {
+  // What is known of a block before its products have come: of listed ones all that its rows see. `whole`: as masks beside the band leave it.
+  template<bool EXACT> KS_DEVICE Score::Ahead<EXACT> look(const WorkTile& w, int left, const Score::Rows& rows, int row, bool whole) const {
     const int block = w.visited(left), from = first_key(block);
-    auto ahead = score.ahead<EXACT>(rows, from);
+    auto ahead = score.ahead<EXACT>(rows, from, whole);
     if constexpr (EXACT && LISTED)
       if (may_hide(w, block)) score.narrow(ahead.sight, scores_of(w), query_of(row), query_of(row + 8), from);
     return ahead;

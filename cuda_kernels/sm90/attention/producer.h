@@ -42,25 +42,22 @@ struct Producer {
     if constexpr (LISTED) return last_visited(words(w), word, w.begin, block);
     return block - 1;
   }
-  // Whether all rows of a tile see all keys of a block. Of LISTED ones the block whose keys come next.
-  KS_DEVICE bool whole(const WorkTile& w, int block) const {
-    if constexpr (LISTED) return word.every >> block % 32 & 1;
-    return block >= w.unmasked_begin && block < w.unmasked_end;
-  }
+  // Whether all rows of a tile see all keys of a block that `masks` leave whole.
+  KS_DEVICE bool whole(const WorkTile& w, int block, bool masks = true) const { return masks && block >= w.unmasked_begin && block < w.unmasked_end; }
   // A block whose keys are loaded: where they lie, and of LISTED ones whether the tile's rows see all of it.
   struct Loaded { Keys::Place place; bool whole; };
   // `first`: of the tile. `before`: the block before.
   KS_DEVICE Loaded load_k(const WorkTile& w, int left, const Loaded& before, bool first) {
     const int block = w.visited(left);
     if (LISTED && first) word = words(w)[block / 32];
-    const bool all = LISTED && whole(w, block);
+    const bool by_masks = LISTED && (word.every >> block % 32 & 1), all = LISTED && whole(w, block, by_masks);
     const auto place = keys.find(w, block, first, before.place);
     const auto boxes = keys.boxes(w, block, place);
     rings.k.wait_empty(k);
     if constexpr (Keys::COPIED) {
       keys.template copy_keys<KBlock, DQK>(shared_address(storage.k[k.stage]), rings.k.full(k), k.stage, w, place);
     } else if (keys.leads()) {
-      if (LISTED) storage.k_block[k.stage] = 2 * block + all;
+      if (LISTED) storage.k_block[k.stage] = 4 * block + 2 * by_masks + all;
       barrier_arrive_expect_tx(rings.k.full(k), K_BYTES);
       keys.load<KBlock>(shared_address(storage.k[k.stage]), maps.k, rings.k.full(k), w, block, boxes);
     }

@@ -12,7 +12,7 @@
 //   rows(rows, own, x, bias, lane)    of the rows x and x + 8 of a tile; `bias`: where a warp's rows of it lie in shared memory
 //   see(rows, first, lane)            what a mask in memory says of a block that comes
 //   copy_bias(rows, …)                a bias of a block that comes to shared memory (plane.h), from where begin() reads it
-//   ahead<EXACT>(rows, from)          what is computed of a block's keys before products have come
+//   ahead<EXACT>(rows, from, whole)   what is computed of a block's keys before products have come; `whole`: masks hide none
 //   begin<EXACT>(s, f, rows, ahead, from)   products to what the others take, in place; which form that is. EXACT: scores of keys that a mask
 //                                     which is no band hides become −∞; `from`: the key of the thread's first column
 //   hide(s, own, x, y, from)          so do those of keys outside of the bands of the queries x and y
@@ -240,9 +240,9 @@ template<int BN> struct TileScore {
     typename conditional<LOOKS_AHEAD<EXACT>, Known<BN / 2>, NothingAhead>::type known;
     typename conditional<(EXACT && HIDES), Sight, NothingAhead>::type sight;
   };
-  template<bool EXACT> KS_DEVICE Ahead<EXACT> ahead(const Rows& rows, int from) const {
-    Ahead<EXACT> x;
-    if constexpr (EXACT && HIDES) x.sight = sight(rows, from);
+  template<bool EXACT> KS_DEVICE Ahead<EXACT> ahead(const Rows& rows, int from, bool whole = false) const {
+    Ahead<EXACT> x{};
+    if constexpr (EXACT && HIDES) x.sight = MASK_ALONE && whole ? Sight{{~0u, ~0u}} : sight(rows, from);
     if constexpr (LOOKS_AHEAD<EXACT>) x.known = known<BN / 2>(rows, from, 0);
     return x;
   }

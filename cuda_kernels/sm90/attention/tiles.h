@@ -55,7 +55,7 @@ struct TileCount {
   int q_tiles, total, section, last_section, batch, heads, head_group, parts;  // heads: KV heads, where query heads share tiles
 };
 
-// Of 32 blocks of keys, those of which some of a tile's rows sees a key, and those of which each row sees all.
+// Of 32 blocks of keys, those of which some of a tile's rows sees a key, and of these the ones of which masks beside the band hide none from any row.
 struct BlockWord { u32 some, every; };
 // Which keys of a block a row sees, as a mask in memory says it: bits 2j and 2j + 1 of word i are those of the columns 8j + 2i and 8j + 2i + 1,
 // which the lanes whose number is i modulo 4 have of a product.
@@ -205,7 +205,8 @@ template<int BM, int BN> struct TileScheduler {
     constexpr int QUERIES = BM / GROUP_HEADS;
     const int first_query = tile * QUERIES, last_query = min_of(first_query + QUERIES - 1, s.S_q - 1);
     if (GROUP_HEADS > 1) w.group = head, w.query = first_query;
-    const KeyRange any = scores.any(first_query, last_query), all = scores.all(first_query, last_query);
+    const KeyRange any = scores.any(first_query, last_query);
+    const KeyRange all = RANKED ? scores.all_of_band(first_query, last_query) : scores.all(first_query, last_query);
     int begin = any.begin / BN, end = divide_up(any.end, BN);
     if (Config::IN_PARTS) {
       const int from = begin, blocks = max_of(end - begin, 0);

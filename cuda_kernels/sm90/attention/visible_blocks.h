@@ -76,8 +76,8 @@ attention_visible_blocks_sm90_body(const ScoreArguments& score, const Sequences&
   const Scores scores = score.of(entry, own_head * GROUP_HEADS, own.S_q, own.S_k);
   const int i0 = query_of(tile * BM), i1 = min_of(query_of(tile * BM + BM - 1), own.S_q - 1);
   BlockWord* const to = visited.of(entry, own_head, tile);
-  const KeyRange any = scores.any(i0, i1), all = scores.all_of_band(i0, i1);
-  auto of_band = [&](int j0) { return Seen{j0 < any.end && j0 + BN > any.begin, j0 >= all.begin && j0 + BN <= all.end}; };
+  const KeyRange any = scores.any(i0, i1);
+  auto of_band = [&](int j0) { return Seen{j0 < any.end && j0 + BN > any.begin, true}; };
   auto last_key = [&](int j0) { return min_of(j0 + BN, own.S_k) - 1; };
   auto both = [](Seen x, Seen y) { return Seen{x.any && y.any, x.every && y.every}; };
   auto keep = [&](int at, int some, int every) {
@@ -95,7 +95,7 @@ attention_visible_blocks_sm90_body(const ScoreArguments& score, const Sequences&
     // The first block's rows are made anyway: a tile that sees nothing visits that one.
     if (there && (seen.any || block == 0) && j0 < own.S_k)
       seen = both(seen, seen_by_memory(scores, column, aligned, i0, i1, j0, visited.mask_rows<BM>(to, block)));
-    if (lane() == 0) found[warp] = seen.any | seen.every << 8;
+    if (lane() == 0) found[warp] = seen.any | (seen.any && seen.every) << 8;
     block_barrier();
     if (thread_index() == 0 && there) {
       u32 bits = 0;

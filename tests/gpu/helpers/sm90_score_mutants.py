@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-CONSUMER, CONSUMER_ROWS, PLANE, SCORE, TILES, VISIBLE = (
+CONSUMER, CONSUMER_ROWS, PLANE, PRODUCER, SCORE, TILES, VISIBLE = (
     f"sm90/attention/{name}.h"
-    for name in ("consumer", "consumer_rows", "plane", "score", "tiles", "visible_blocks")
+    for name in (
+        "consumer",
+        "consumer_rows",
+        "plane",
+        "producer",
+        "score",
+        "tiles",
+        "visible_blocks",
+    )
 )
 CASE = "attention-bf16-128-scores"
 
@@ -103,6 +111,22 @@ MUTANTS = (
         "blocks of which some keys are hidden are not masked",
     ),
     _mutant(
+        "whole-if-by-masks",
+        PRODUCER,
+        "masks && block >= w.unmasked_begin && block < w.unmasked_end",
+        "masks",
+        "documents",
+        "blocks at the diagonal are not masked",
+    ),
+    _mutant(
+        "whole-by-masks",
+        PRODUCER,
+        "2 * by_masks + all",
+        "2 + all",
+        "documents",
+        "what a mask_mod hides of a block is seen",
+    ),
+    _mutant(
         "slope-behind-the-diagonal",
         SCORE,
         "row.origin ? -row.slope : row.slope",
@@ -121,8 +145,8 @@ MUTANTS = (
     _mutant(
         "keys-of-the-block-before",
         CONSUMER_ROWS,
-        "score.ahead<EXACT>(rows, from)",
-        "score.ahead<EXACT>(rows, from + BN)",
+        "score.ahead<EXACT>(rows, from, whole)",
+        "score.ahead<EXACT>(rows, from + BN, whole)",
         "documents",
         "a mask_mod reads what belongs to the keys of the block before",
     ),
