@@ -159,7 +159,7 @@ struct Consumer : ConsumerRows {
       rings.v.wait_full(v);
       release_v();
     }
-    fetch(rows, w, block);
+    fetch(rows, w, block, begin);
     float s[BN / 2];
     rings.k.wait_full(k);
     wgmma_fence();
@@ -173,7 +173,7 @@ struct Consumer : ConsumerRows {
     zero_sums();
     if (block > begin) rings.k.wait_full(k);
     block = following(begin, arrived());
-    if (block >= begin) fetch(rows, w, block);
+    fetch(rows, w, block, begin);
   }
 
   // A tile without rows for this consumer: what the others read, it gives back, in its turns.
@@ -204,7 +204,7 @@ struct Consumer : ConsumerRows {
     finish_qk<1>(s);
     release_qk(begin, tile);
     const Score::Form form = score.begin<EXACT, !(EXACT || MAXIMA)>(s, f, rows, ahead, from, hides);
-    if (!LISTED && block > begin) fetch(rows, work_tile(tile), block - 1);
+    if (!LISTED) fetch(rows, work_tile(tile), block - 1, begin);
     if (const int at = work_tile(tile).visited(block); MASKED && !LISTED && may_hide(work_tile(tile), at)) hide_keys(s, work_tile(tile), row, at);
     if (MAXIMA) {
       float row_maximum[2];
@@ -217,15 +217,13 @@ struct Consumer : ConsumerRows {
     const int coming = arrived();
     int next = block - 1;
     constexpr bool EARLY_FETCH = FETCHES && !(HAS_BIAS && Config::MASK);  // both would be held across the products, and spilled
-    if constexpr (LISTED && EARLY_FETCH) {
+    auto go_on = [&] {
       next = following(begin, coming);
-      if (next >= begin) fetch(rows, work_tile(tile), next);
-    }
+      fetch(rows, work_tile(tile), next, begin);
+    };
+    if constexpr (LISTED && EARLY_FETCH) go_on();
     finish_pv();
-    if constexpr (LISTED && !EARLY_FETCH) {
-      next = following(begin, coming);
-      if (FETCHES && next >= begin) fetch(rows, work_tile(tile), next);
-    }
+    if constexpr (LISTED && !EARLY_FETCH) go_on();
     if (MAXIMA) rescale(o, correction), sums.rescale(correction);
     if constexpr (AHEAD < BN / 2) {
       fits = score.exponentials<AHEAD, BN / 2, MAXIMA>(s, m, rest, form) && fits;
@@ -315,8 +313,10 @@ struct Consumer : ConsumerRows {
     pin(o);
     wgmma_fence();
     start_pv();
+    constexpr bool FIRST = GROUPS == 4 && HAS_BIAS;  // no registers for both
+    if (FIRST) finish_pv();
     finalize_softmax(done, tile, m, l, inverse);
-    finish_pv();
+    if (!FIRST) finish_pv();
     store(done, inverse);
   }
 
@@ -325,7 +325,7 @@ struct Consumer : ConsumerRows {
     const WorkTile& done = work_tile(tile);
     float s[BN / 2], inverse[2];
     begin_rows(w);
-    fetch(rows, w, w.end - 1);
+    fetch(rows, w, w.end - 1, w.begin);
     block = w.end - 1;
     rings.k.wait_full(k);
     Score::Ahead<true> ahead;
@@ -339,7 +339,7 @@ struct Consumer : ConsumerRows {
     first_softmax(s, w, row, w.visited(block), m, l, f, rows, ahead);
     wait_next_k(s, l, block > w.begin);
     block = following(w.begin, arrived());
-    if (block >= w.begin) fetch(rows, w, block);
+    fetch(rows, w, block, w.begin);
     finish_pv();
     round_p(s);
     store(done, inverse);

@@ -30,9 +30,10 @@ struct ConsumerRows : ConsumerThread {
   }
   // What a block that comes takes from memory beside its keys: a bias, and what rows see.
   static constexpr bool FETCHES = HAS_BIAS || Config::MASK;
-  KS_DEVICE void fetch(Score::Rows& rows, const WorkTile& w, int block) const {
+  KS_DEVICE void fetch(Score::Rows& rows, const WorkTile& w, int block, int begin) const {
+    if (block < begin) return;
     if (Config::MASK) score.see(rows, visited.mask_rows<BM>(visited.of(w.batch, w.head, w.row / BM), block) + (thread_row(w) - w.row), thread_lane);
-    if constexpr (HAS_BIAS) score.copy_bias(rows, rows_of(w) - (group_row(w) + 16 * warp), block * BN, scores_of(w).S_k, thread_lane);
+    if constexpr (HAS_BIAS) score.copy_bias(rows, scores_of(w), group_row(w) + 16 * warp, block * BN, thread_lane);
   }
 
   // What is known of a block before its products have come: of listed ones all that its rows see. `whole`: as masks beside the band leave it.

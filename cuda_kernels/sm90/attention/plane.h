@@ -11,26 +11,25 @@ template<class X, int BN> struct PlaneRows {
   static_assert(SIZE == 2 || SIZE == 4, "as eight() reads them");
   static_assert(16 % AT_ONCE == 0 && GROUP_HEADS == 1, "a copy takes whole rows of one head");
 
-  const X* from;  // where `wide`, the lane's 16 bytes of its first row; else the first row; from key 0 on
-  u32 to, at;     // where they go; where the lane's first elements of a block are
-  bool wide;      // whether rows lie at multiples of 16 bytes
+  int from;       // where rows are wide, the lane's 16 bytes of its first row, from key 0 on, in units of 16 bytes from the planes' base
+  u32 to;         // where they go; odd where not all rows lie at multiples of 16 bytes
+  u32 at;         // where the lane's first elements of a block are
 
   PlaneRows() = default;
-  // Of the plane's row `first` and those behind it, in shared memory from `rows` on.
-  KS_DEVICE PlaneRows(const Plane<X>& plane, int first, u32 rows, int lane) {
-    from = &plane.at(0, first, 0);
-    wide = plane.column == 1 && (((u64)plane.base | (u64)(i64)plane.row * SIZE) & 15) == 0;
-    if (wide) from += (i64)(lane / CHUNKS) * plane.row + lane % CHUNKS * PER;
-    to = rows + lane / CHUNKS * PITCH + lane % CHUNKS * 16;
+  // Of a plane's row `first` and those behind it, in shared memory from `rows` on.
+  KS_DEVICE PlaneRows(const Planes<X>& planes, const Plane<X>& plane, int first, u32 rows, int lane) {
+    from = (int)((&plane.at(0, first + lane / CHUNKS, lane % CHUNKS * PER) - planes.base) / PER);
+    const bool wide = plane.column == 1 && (((u64)plane.base | (u64)(i64)plane.row * SIZE) & 15) == 0;
+    to = rows + lane / CHUNKS * PITCH + lane % CHUNKS * 16 + !wide;
     at = rows + (SIZE == 2 ? lane % 16 * PITCH + lane / 16 * 16 : lane / 4 * PITCH + lane % 4 * 2 * SIZE);
   }
 
   // The keys from `key` on. What is behind the last row or key is not read: zeros come in its place, as the references of a warp's other rows
   // would move with what lay there before. `left`: rows of the sequence from the first on.
-  KS_DEVICE void copy(const Planes<X>& plane, int left, int key, int S_k, int lane) const {
-    if (wide) {
+  KS_DEVICE void copy(const Planes<X>& plane, const Plane<X>& own, int first, int left, int key, int S_k, int lane) const {
+    if (to % 2 == 0) {
       if (AT_ONCE * CHUNKS < WARP && lane >= AT_ONCE * CHUNKS) return;
-      const X* x = from + key;
+      const X* x = plane.base + (i64)from * PER + key;
       if (left >= 16 && key + BN <= S_k) {
 #pragma unroll
         for (int i = 0; i < 16; i += AT_ONCE, x += AT_ONCE * plane.row) async_copy_bytes(to + i * PITCH, x, 16);
@@ -41,12 +40,12 @@ template<class X, int BN> struct PlaneRows {
           async_copy_bytes(to + i * PITCH, x, lane / CHUNKS + i < left ? there : 0);
       }
     } else {
-      const u32 rows = to - (lane / CHUNKS * PITCH + lane % CHUNKS * 16);
+      const u32 rows = to - 1 - (lane / CHUNKS * PITCH + lane % CHUNKS * 16);
 #pragma unroll 4
       for (int i = lane; i < 16 * BN; i += WARP) {
         const int r = i / BN, c = i % BN;
         const bool there = r < left && key + c < S_k;
-        store(rows + r * PITCH + c * SIZE, there ? from[r * plane.row + (key + c) * plane.column] : X{});
+        store(rows + r * PITCH + c * SIZE, there ? own.at(0, first + r, key + c) : X{});
       }
     }
   }

@@ -76,7 +76,7 @@ template<int BN> struct TileScore {
   typedef typename conditional<BY_ELEMENT, KnownRows, NoRows>::type Rows;
   KS_DEVICE void rows(Rows& known, const Scores& own, int x, u32 bias, int lane) const {
     if constexpr (BY_ELEMENT) {
-      if constexpr (HAS_BIAS) known.bias = BiasRows(own.bias, x - lane / 4, bias, lane);
+      if constexpr (HAS_BIAS) known.bias = BiasRows(arguments.bias, own.bias, x - lane / 4, bias, lane);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int h = group_head_of(x + 8 * r), i = query_of(x + 8 * r);
@@ -88,8 +88,8 @@ template<int BN> struct TileScore {
   }
 
   // A warp's rows of a bias by a block of keys, from `key` on. `left`: rows of the sequence, from the warp's first on.
-  KS_DEVICE void copy_bias(const Rows& rows, int left, int key, int S_k, int lane) const {
-    if constexpr (HAS_BIAS) rows.bias.copy(arguments.bias, left, key, S_k, lane);
+  KS_DEVICE void copy_bias(const Rows& rows, const Scores& own, int first, int key, int lane) const {
+    if constexpr (HAS_BIAS) rows.bias.copy(arguments.bias, own.bias, first, own.S_q - first, key, own.S_k, lane);
   }
 
   // What the rows from `first` on see of a block.

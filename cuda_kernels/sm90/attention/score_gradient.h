@@ -153,8 +153,8 @@ struct ScoreConsumer {
       pin(sums);
       async_copies_wait(), warp_barrier();  // of a tile of which nothing was seen
       const Plane<Score::Bias> plane = score.of(tile.entry, tile.head, sequences.S_q, sequences.S_k).bias;
-      Score::BiasRows(plane, first_row - thread_lane / 4, bias, thread_lane)
-          .copy(score.bias, sequences.S_q - (first_row - thread_lane / 4), tile.key, sequences.S_k, thread_lane);
+      Score::BiasRows(score.bias, plane, first_row - thread_lane / 4, bias, thread_lane)
+          .copy(score.bias, plane, first_row - thread_lane / 4, sequences.S_q - (first_row - thread_lane / 4), tile.key, sequences.S_k, thread_lane);
 #pragma unroll 1
       for (ScoreStep step{tile.entry, tile.head}; step.there(count, tile); step.advance(count, tile)) {
         const Sequence sequence = sequences.at(step.entry);

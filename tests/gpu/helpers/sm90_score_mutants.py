@@ -57,8 +57,8 @@ MUTANTS = (
     _mutant(
         "bias-of-the-block-before",
         CONSUMER,
-        "if (block >= begin) fetch(rows, w, block);",
-        "",
+        "block = following(begin, arrived());\n    fetch(rows, w, block, begin);",
+        "block = following(begin, arrived());",
         "bias-bfloat16-each",
         "a tile's second block takes the bias of the first",
     ),
@@ -73,7 +73,7 @@ MUTANTS = (
     _mutant(
         "mask-of-the-block-before",
         CONSUMER,
-        "if (next >= begin) fetch(rows, work_tile(tile), next);",
+        "fetch(rows, work_tile(tile), next, begin);",
         "",
         "mask-random",
         "a tile's third block takes the mask of the second",
