@@ -22,7 +22,7 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
   const Band band{{(int)n[12], (int)n[13]}};
   const SumBlocks sums{{(int)n[8], (int)n[9], (int)n[6] * (int)n[7]}};
   int walk[2] = {{0, 0}};
-  TileScheduler<{KEYS}> scheduler{{{{{{}}, (int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], sums}},
+  TileScheduler<{KEYS}> scheduler{{{{{{}}, (int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], 1, sums}},
                           {{nullptr, q_offsets, k_offsets, (int)n[10], (int)n[11]}}, band, walk}};
   for (int t = 0; t < (int)n[14]; t++) {{
     WorkTile w{{}};

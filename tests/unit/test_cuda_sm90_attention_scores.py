@@ -276,6 +276,15 @@ def test_a_mask_that_repeats_is_kept_up_to_a_size() -> None:
     assert HALF.refuse(replace(lengths, **each), ROW) is None
 
 
+def test_a_bias_whose_rows_lie_beyond_places_of_32_bits_is_refused() -> None:
+    wide = attention_problem(S_q=4096, S_k=4096, **BIAS)
+    most = 2**32 // wide.num_heads
+    assert HALF.refuse(replace(wide, bias_strides=(0, most - 4096, 4096, 1)), ROW) is None
+    far = replace(wide, bias_strides=(0, most, 4096, 1))
+    refused = "a bias' axis of 8589934592 bytes: it takes less than 2**33"
+    assert HALF.refuse(far, ROW) == refused
+
+
 @pytest.mark.parametrize("dim", [8, 64, 96, 104, 128, 160, 192, 256])
 @pytest.mark.parametrize("bias", [None, DType.bfloat16, DType.float32])
 def test_what_is_not_refused_has_a_tile(dim: int, bias: DType | None) -> None:

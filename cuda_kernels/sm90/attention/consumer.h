@@ -261,7 +261,7 @@ struct Consumer : ConsumerRows {
         rising += w.end - 1 - w.diagonal;
       }
       const int last = max_of(begin, unmasked_begin);
-      constexpr bool FOLLOWED = Config::IN_PARTS || DV > 128;  // a mask alone: one more kind of step would spill
+      constexpr bool FOLLOWED = Config::IN_PARTS || DV > 128 || Config::Q_VIEW == PACKED;  // a mask alone: one more kind of step would spill
       bool maxima = any_low(m, false, w, row);
 #pragma unroll 1
       while (block >= begin) {

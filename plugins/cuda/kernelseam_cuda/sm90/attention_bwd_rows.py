@@ -20,7 +20,7 @@ from kernelseam.kernels.attention.arguments import (
     walk_values,
 )
 from kernelseam.kernels.attention.forward_arguments import spec_constants
-from kernelseam.kernels.attention.scores import refuse_scores, score_values
+from kernelseam.kernels.attention.scores import score_values
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import divide_up, refuse_row_strides, row_strides
 from kernelseam.kernels.signature import Signature, Structure
@@ -34,7 +34,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
 )
 from kernelseam_cuda.sm90.attention_bwd_heads import shared_out
 from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD, HopperBackwardTile
-from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_rows
+from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_far_scores, refuse_rows
 from kernelseam_cuda.sm90.kernel import HopperKernel
 
 SUPPORTED = (
@@ -242,7 +242,7 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
         return "the gradient by what a score_mod returns"
     if not tiles_of(spec):
         return f"scores or masks by element of head dims {spec.dims}: it takes up to {_ELEMENT_MAX}"
-    return refuse_scores(p)
+    return refuse_far_scores(p)
 
 
 def tiles_of(spec: AttentionSpec) -> tuple[BackwardTile, ...]:

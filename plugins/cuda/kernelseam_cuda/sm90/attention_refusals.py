@@ -32,6 +32,8 @@ DIM_STEP, MAX_DIM, FORWARD_MAX_DIM = 8, 256, 512
 """Head dims are multiples of the 16 bytes that TMA takes, up to those of the widest tiles."""
 _ELEMENT_MAX_DIM, _BIAS_MAX_DIM = 256, 128
 """Head dims up to which scores and masks by element have tiles, and biases."""
+_FARTHEST_BIAS = 1 << 33
+"""Bytes along an axis of entries, heads or rows, of which there are three."""
 _REPEATED_BYTES = 1 << 27
 """Of the workspace for a mask that repeats: beyond, a kernel that reads it is better."""
 
@@ -86,4 +88,14 @@ def refuse_scores(p: AttentionProblem) -> str | None:
         own, bits = _mask_elements(p)
         if bits > own and (kept := bits // 8) > _REPEATED_BYTES:
             return f"a mask that repeats, kept as {kept} bytes: it takes up to {_REPEATED_BYTES}"
+    return refuse_far_scores(p)
+
+
+def refuse_far_scores(p: AttentionProblem) -> str | None:
+    """Why a bias' or a mask's rows lie too far apart for it and its gradients, or None: a row's
+    place in a bias is counted in 16 bytes, in 32 bits."""
+    if p.spec.bias:
+        for extent, stride in zip((p.batch, p.num_heads, p.S_q), p.bias_strides, strict=False):
+            if (bytes_ := extent * stride * p.spec.bias.itemsize) >= _FARTHEST_BIAS:
+                return f"a bias' axis of {bytes_} bytes: it takes less than 2**33"
     return refuse_far_rows(p)
