@@ -40,7 +40,8 @@ struct Producer {
     ring.wait_empty(kv);
     const u32 full = ring.full(kv);
     barrier_arrive_expect_tx(full, tile_bytes<KEYS, COLUMNS>);
-    tile_load<KEYS, COLUMNS>(shared_address(to), map, full, w.k_first + w.tile * KEYS, w.key_head, Config::KV_VIEW == PACKED ? 0 : w.batch);
+    const int head = LISTED ? w.kv_head : w.key_head;
+    tile_load<KEYS, COLUMNS>(shared_address(to), map, full, w.k_first + w.tile * KEYS, head, Config::KV_VIEW == PACKED ? 0 : w.batch);
   }
   // Publishes the work tile to the consumers.
   KS_DEVICE void load_k(const WorkTile& w) { load_keys<QK_COLUMNS>(w, rings.k, storage.k[kv.stage], maps.k); }

@@ -40,8 +40,10 @@ struct alignas(16) WorkTile {
   int batch, kv_head, tile, steps;  // steps −1: no more work
   int first, stop, S_q, S_k;
   int q_first, k_first;
-  int key_head;  // whose keys and values it reads; kv_head has a part of the heads that share them, and gradients of its own
-  const u32* list;
+  union {
+    int key_head;     // whose keys and values it reads; kv_head has a part of the heads that share them, and gradients of its own
+    const u32* list;  // LISTED; then kv_head's
+  };
   // From a block to the next.
   KS_DEVICE int way() const { return BACKWARDS && first > stop ? -1 : 1; }
 };
@@ -122,7 +124,7 @@ template<int KEYS> struct TileScheduler {
     const Sequence s = sequences.at(w.batch);
     const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
     w.S_q = s.S_q, w.S_k = S_k, w.q_first = s.q_first, w.k_first = s.k_first;
-    w.key_head = Config::KV_VIEW == PACKED || LISTED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
+    if constexpr (!LISTED) w.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
     const int begin = (u32)band.begin(key, shift) / STEP;
     const int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
     w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;
