@@ -6,7 +6,7 @@
 #include "sm90/attention/backward/tiles.h"
 
 constexpr int KEYS = 128, WARPS = 4;
-// As the forward's tiles.h has them.
+// As the forward's tiles.h has them: `every` is without the band.
 struct BlockWord { u32 some, every; };
 
 // The list of a sequence's tile, by a warp; `blocks`: the words of its first block of queries.

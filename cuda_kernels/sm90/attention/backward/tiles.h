@@ -20,7 +20,7 @@ struct ListedBlock {
   u32 bits;
   static KS_DEVICE ListedBlock of(int block, bool masked, int rank) { return {(u32)block | (u32)masked << 15 | (u32)rank << 16}; }
   KS_DEVICE int block() const { return bits & 0x7fff; }
-  KS_DEVICE bool masked() const { return bits >> 15 & 1; }  // whether some pair may be hidden
+  KS_DEVICE bool masked() const { return bits >> 15 & 1; }  // whether the mask, or the last query, may hide some pair: what the band hides is known without
   KS_DEVICE int rank() const { return bits >> 16; }         // how many tiles add to its sums before
 };
 // Of a tile its number of blocks, then these; the next tile's list is `lists_tile` further.
