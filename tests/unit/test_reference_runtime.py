@@ -47,6 +47,15 @@ def test_new_arrays_and_copies(dtype: DType) -> None:
     assert back.flags.c_contiguous and not np.shares_memory(back, source)
 
 
+@pytest.mark.slow("2 GiB are copied")
+def test_more_is_read_than_32_bits_count() -> None:
+    (device,) = RUNTIME.devices()
+    x = np.zeros(2**31 + 3, np.uint8)
+    x[-1] = 7
+    read = RUNTIME.read(x.ctypes.data, x.size, device)
+    assert (read.size, read[-1]) == (x.size, 7)
+
+
 def test_arrays_of_other_kinds_are_made_and_brought_back() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
     (device,) = RUNTIME.devices()

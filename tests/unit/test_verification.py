@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 import wrong_problem
 from checked_cases import Spoiled, described, off
-from kernelseam import Attention, BatchedGemmPointers, BatchedGemmStrided, plan
+from kernelseam import Attention, AttentionPointers, BatchedGemmPointers, BatchedGemmStrided, plan
+from kernelseam.contract import Device, OperandRule
+from kernelseam.dtypes import DType
 from kernelseam.errors import WrongResult
 from kernelseam.oracle import check, sampling
+from kernelseam.oracle.operands import Operands
+from kernelseam.reference.runtime import HostRuntime
 from kernelseam_thirdvendor import AcmeArray
 from wrong_problem import WrongProblem
 
@@ -224,6 +228,89 @@ def test_on_another_vendors_memory(acme: Any) -> None:
     lists = {f"{n}_ptrs": [AcmeArray(m) for m in reversed(a.host)] for n, a in x.items()}
     planned = plan(BatchedGemmPointers(**lists, M=5, N=5, K=5, batch=2))
     planned.bind(check=True)()
+
+
+READ = HostRuntime.read
+
+
+class Allocations(HostRuntime):
+    """Host memory of which only what lies in one of ``known`` may be read."""
+
+    def __init__(self, known: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self.known, self.reads = known, 0
+
+    def read(self, pointer: int, size: int, device: Device) -> Any:
+        assert any(at <= pointer and pointer + size <= at + n for at, n in self.known), size
+        self.reads += 1
+        return READ(self, pointer, size, device)
+
+
+class Lists:
+    """Lists of matrices that are evenly spaced, each in an allocation of its own."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[int, int]] = []
+
+    def __call__(self, *shape: int) -> list[Any]:
+        """Two entries; what is between them is no allocation."""
+        memory = np.full((2, 4096), np.nan, np.float32)
+        entries = [m[: np.prod(shape)].reshape(shape) for m in memory]
+        for x in entries:
+            x[...] = normal(*shape)
+            self.known.append((x.ctypes.data, x.nbytes))
+        return entries
+
+
+def over_lists(operation: str, entries: Lists) -> Any:
+    if operation == "attention":
+        heads = {f"{n}_ptrs": entries(5, 8) for n in ("q", "k", "v", "out")}
+        return AttentionPointers(batch=1, num_heads=2, S_q=5, S_k=5, head_dim=8, **heads)
+    x = {f"{n}_ptrs": entries(5, 5) for n in ("A", "B", "C", "residual")}
+    return BatchedGemmPointers(**x, bias_ptrs=entries(5), M=5, N=5, K=5, batch=2, beta=1.0)
+
+
+@pytest.mark.parametrize("operation", ["attention", "gemm"])
+def test_nothing_between_the_entries_of_a_list_is_read(
+    operation: str, discovered: Discovered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discovered()
+    entries = Lists()
+    planned = plan(over_lists(operation, entries))
+    assert not any(r.name.endswith("_ptrs") for r in planned.problem.operands)  # by strides
+    call = planned.bind(check=True)
+    allocations = Allocations(entries.known)
+    monkeypatch.setattr(HostRuntime, "read", lambda _, *a: Allocations.read(allocations, *a))
+    call()
+    assert allocations.reads
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "inner", "reads"),
+    [
+        ((3, 2, 5, 8), (80, 40, 8, 1), 2, 1),  # packed
+        ((3, 2, 5, 8), (80, 8, 16, 1), 2, 1),  # token-major
+        ((3, 2, 5, 8), (100, 8, 16, 1), 2, 3),
+        ((3, 2, 5, 8), (110, 50, 10, 1), 2, 6),
+        ((3, 2, 5, 8), (50, 160, 10, 1), 2, 6),
+        ((3, 2, 5, 8), (40, 150, 8, 1), 2, 2),
+        ((3, 2, 5, 8), (0, 50, 8, 1), 2, 2),
+        ((3, 1, 5, 8), (40, 999, 8, 1), 2, 1),
+        ((3, 2, 8), (30, 10, 1), 1, 6),
+        ((3, 2, 8), (20, 10, 1), 2, 3),  # an array's rows
+        ((2, 8), (10, 1), 2, 1),
+    ],
+)
+def test_operands_with_gaps(
+    shape: tuple[int, ...], strides: tuple[int, ...], inner: int, reads: int
+) -> None:
+    memory = normal(1000)
+    expected = np.lib.stride_tricks.as_strided(memory, shape, [4 * s for s in strides])
+    runtime = Allocations([(memory.ctypes.data, memory.nbytes)])
+    operands = Operands({"x": memory.ctypes.data}, runtime, runtime.device)
+    rule = OperandRule("x", DType.float32, shape, strides, 4, False)
+    np.testing.assert_array_equal(operands.strided(rule, shape[0], inner), expected)
+    assert runtime.reads == reads
 
 
 def test_large_results_are_sampled(discovered: Discovered, monkeypatch: pytest.MonkeyPatch) -> None:

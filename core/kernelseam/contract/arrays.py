@@ -76,8 +76,8 @@ class Runtime(Protocol):
         """A row-major host copy of an array, after the work already queued."""
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
-        """A host copy of ``size`` bytes of device memory from an address, after the work already
-        queued."""
+        """A host copy of ``size`` bytes of device memory from an address, all in one allocation,
+        after the work already queued."""
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         """The handle of the current stream of the array's library."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,29 @@ class Operands:
     def __init__(self, pointers: Mapping[str, int], runtime: Runtime, device: Device) -> None:
         self._pointers, self._runtime, self._device = pointers, runtime, device
 
-    def strided(self, rule: OperandRule, batch: int) -> Array:
+    def strided(self, rule: OperandRule, batch: int, inner: int = 2) -> Array:
         """An operand by the shape and strides of its rule; zeros for one without elements, which
-        may have no memory."""
-        dtype = rule.dtype or DType.float64
+        may have no memory.
+
+        Its matrices, the last ``inner`` axes, are copied by themselves where there are gaps between
+        them. Entries of a list that are evenly spaced are described so, but each may lie in an
+        allocation of its own: nothing need be mapped between them.
+        """
+        dtype, shape, strides = rule.dtype or DType.float64, rule.shape, rule.strides
         if not rule.span:
-            return np.broadcast_to(np.zeros((), dtype.numpy), (batch, *rule.shape[1:]))
-        return self._read_strided(self._pointers[rule.name], rule.shape, rule.strides, dtype)
+            return np.broadcast_to(np.zeros((), dtype.numpy), (batch, *shape[1:]))
+        start, apart = self._pointers[rule.name], _apart(shape, strides, inner)
+        if not apart:
+            return self._read_strided(start, shape, strides, dtype)
+        piece = tuple([1 if axis in apart else n for axis, n in enumerate(shape)])
+        whole = np.empty(shape, dtype.numpy)
+        for places in product(*(range(shape[axis]) for axis in apart)):
+            at, where = start, [slice(None)] * len(shape)
+            for axis, i in zip(apart, places, strict=True):
+                at += i * strides[axis] * dtype.itemsize
+                where[axis] = slice(i, i + 1)
+            whole[tuple(where)] = self._read_strided(at, piece, strides, dtype)
+        return whole
 
     def gemm(self, p: GemmProblem, name: str) -> Array:
         """One of its operands, by strides or by its list; a bias as [batch, head, column]."""
@@ -52,7 +69,7 @@ class Operands:
         assert dtype is not None
         rules = {rule.name: rule for rule in p.operands}
         if name in rules:
-            return self.strided(rules[name], lead[0])
+            return self.strided(rules[name], lead[0], len(rules[name].shape) - len(lead))
         if not (rule := rules[f"{name}_ptrs"]).span:
             return np.broadcast_to(np.zeros((), dtype.numpy), (*lead, *shape))
         places = self._read_strided(
@@ -125,3 +142,20 @@ class Operands:
         return np.lib.stride_tricks.as_strided(
             flat, shape, [s * dtype.itemsize for s in strides], writeable=False
         )
+
+
+def _apart(shape: tuple[int, ...], strides: tuple[int, ...], inner: int) -> tuple[int, ...]:
+    """The axes before the last ``inner`` whose steps leave gaps.
+
+    Matrices whose rows interleave have none between them: each lies in one allocation, and so they
+    lie in the same.
+    """
+    outer = max(len(shape) - inner, 0)
+    covered = 1 + sum((n - 1) * s for n, s in zip(shape[outer:], strides[outer:], strict=True))
+    apart = []
+    for axis in sorted(range(outer), key=lambda axis: strides[axis]):
+        if shape[axis] > 1 and strides[axis] > covered:
+            apart.append(axis)
+        else:
+            covered += (shape[axis] - 1) * strides[axis]
+    return tuple(apart)

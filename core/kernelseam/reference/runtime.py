@@ -163,7 +163,9 @@ class HostRuntime:
         return np.array(host_array(info.pointer, info.shape, info.strides, info.dtype), order="C")
 
     def read(self, pointer: int, size: int, device: Device) -> npt.NDArray[np.uint8]:
-        return np.frombuffer(bytearray(ctypes.string_at(pointer, size)), np.uint8)
+        content = np.empty(size, np.uint8)  # string_at counts in 32 bits
+        ctypes.memmove(content.ctypes.data, pointer, size)
+        return content
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return 0

@@ -106,7 +106,9 @@ class EmulatedRuntime:
         """See the contract. Raises DeviceError where that is not all in one allocation."""
         if not self._arena.holds(pointer, size):
             raise DeviceError(f"{size} bytes from {pointer:#x} on are not memory of {device}")
-        return np.frombuffer(bytearray(ctypes.string_at(pointer, size)), np.uint8)
+        content = np.empty(size, np.uint8)  # string_at counts in 32 bits
+        ctypes.memmove(content.ctypes.data, pointer, size)
+        return content
 
     def current_stream(self, device: Device, array: ArrayInfo | None = None) -> int:
         return 0
