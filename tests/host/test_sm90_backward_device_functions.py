@@ -273,3 +273,59 @@ def test_a_planted_bug_of_lists_is_found(name: str, old: str, new: str) -> None:
     mutant = Mutant(name, "sm90/attention/backward/query_lists.h", old, new, "", "", "")
     with pytest.raises(AssertionError):
         check_lists(mutant)
+
+
+HIDDEN = """
+#include "sm90/attention/backward/elements.h"
+KS_KERNEL(16, 1) probe(const int* prefixes, const i64* n, i64* seen) {
+  if (thread_index() != 0) return;
+  const Band band{(int)n[2], (int)n[3]};
+  ScoreArguments score{};
+  score.prefixes = prefixes;
+  WorkTile w{};
+  w.S_q = n[0], w.S_k = n[1];
+  for (; w.tile * 128 < w.S_k; w.tile++)
+    for (int x = 0; x < 8 * 32; x++)
+      for (int m = 0; m * STEP < w.S_q; m++) {
+        const int lane = x % 32, key0 = w.tile * 128 + x / 128 * 64, own = w.tile * 128 + x / 32 * 16;
+        float s[STEP / 2];
+        for (int i = 0; i < STEP / 2; i++) s[i] = 0.f;
+        const auto block = ListedBlock::of(m, m * STEP + STEP > w.S_q, 0);
+        Elements{score, 0, 0, w, 0, own, lane}.hide_listed(s, block, band, key0, m * STEP - (key0 - (w.S_k - w.S_q)), key0 + 64 > w.S_k);
+        for (int i = 0; i < STEP / 2; i++) {
+          const int key = own + lane / 4 + 8 * (i / 2 % 2), query = m * STEP + i / 4 * 8 + lane % 4 * 2 + i % 2;
+          if (query < w.S_q && key < w.S_k) seen[query * w.S_k + key] = s[i] == 0.f;
+        }
+      }
+}"""  # noqa: E501
+
+
+def check_hidden(change: Change, window: tuple[int, int] | None, prefix: int) -> None:
+    S_q, S_k = 300, 350
+    constants = LISTED | {"CAUSAL": int(window is None), "WINDOW": int(window is not None)}
+    given = np.array([S_q, S_k, *(window or (S_q + S_k, 0))], np.int64)
+    seen = np.full((S_q, S_k), -1, np.int64)
+    run(HIDDEN, constants, change, np.array([prefix], np.int32), given, seen)
+    launch = Launch(1, 1, S_q, S_k, causal=window is None, window=window)
+    expected = [[launch.sees(0, i, j) or j < prefix for j in range(S_k)] for i in range(S_q)]
+    np.testing.assert_array_equal(seen, expected)
+
+
+HIDING: dict[str, tuple[tuple[int, int] | None, int]] = {
+    "causal": (None, 0),
+    "prefix": (None, 217),
+    "window": ((103, 3), 0),
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_of_a_listed_block_the_band_is_hidden_whatever_its_word_says(name: str) -> None:
+    check_hidden(as_it_is, *HIDING[name])
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_a_band_left_to_the_word_is_found(name: str) -> None:
+    told = "block.masked() || some_hidden(band, ahead, tail)", "block.masked()"
+    mutant = Mutant("band", "sm90/attention/backward/elements.h", *told, "", "", "")
+    with pytest.raises(AssertionError):
+        check_hidden(mutant, *HIDING[name])

@@ -174,12 +174,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         } else if (!LISTED && some_hidden(band, ahead, tail)) {
           mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
         }
-        if constexpr (LISTED) {
-          const float hidden = BY_ELEMENT ? -infinity() : hidden_score();
-          const bool masked = storage.listed[q.stage].block.masked();
-          if (masked || some_hidden(band, ahead, tail)) elements.hide(s, band, key0, ahead, query, hidden);
-          if (Expression::HAS_MASK && masked) elements.hide_by_mask(s, query, hidden);
-        }
+        if constexpr (LISTED) elements.hide_listed(s, storage.listed[q.stage].block, band, key0, ahead, tail);
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
           const Pair own = AHEAD ? lse[i] : load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);

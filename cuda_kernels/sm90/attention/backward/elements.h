@@ -6,7 +6,6 @@
 // products. Bytes of a warp and step: 16·STEP elements of each.
 #pragma once
 #include "sm90/attention/backward/tiles.h"
-#include "sm90/attention/softmax.h"
 
 constexpr bool BY_ELEMENT = Scores::KIND == ScoreKind::ANY || Config::MASK;
 static_assert(!LISTED || !(HAS_BIAS || Config::MASK), "the next step's queries are not known when it is copied");
@@ -207,5 +206,12 @@ struct Elements {
       const int further = i / 4 * 8 + i % 2, r = i / 2 % 2;
       if (further < low[r] || further >= high[r]) s[i] = hidden;
     }
+  }
+
+  // Of a LISTED step: the band, which its block does not know of, and where that is masked the rest.
+  KS_DEVICE void hide_listed(float (&s)[STEP / 2], const ListedBlock& block, const Band& band, int key0, int ahead, bool tail) const {
+    const float hidden = BY_ELEMENT ? -infinity() : hidden_score();
+    if (block.masked() || some_hidden(band, ahead, tail)) hide(s, band, key0, ahead, block.block() * STEP, hidden);
+    if (Expression::HAS_MASK && block.masked()) hide_by_mask(s, block.block() * STEP, hidden);
   }
 };

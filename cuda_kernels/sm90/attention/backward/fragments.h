@@ -8,21 +8,9 @@
 #include "sm90/attention/softmax.h"
 #include "sm90/pipeline.h"
 
-// The score of a hidden pair, or its tanh, where 1 − tanh² must be a number: p is 0 of both.
-KS_DEVICE float hidden_score() { return Config::SOFTCAP ? -1e15f : -infinity(); }
-
 // The row of 16 that a lane addresses in stmatrix, in panels of 128-byte rows; `chunk`: the 16 bytes, of the swizzled row.
 KS_DEVICE u32 matrix_row(int lane) { return lane % 16 * 128; }
 KS_DEVICE u32 matrix_chunk(int chunk, int lane) { return ((chunk + lane / 16) ^ lane % 8) * 16; }
-
-// Whether some pair of 64 keys and STEP queries is hidden. ahead: from the diagonal's query of the first key to the first query;
-// tail: whether keys end among these.
-KS_DEVICE bool some_hidden(const Band& band, int ahead, bool tail) {
-  bool masked = tail;
-  if (Config::CAUSAL || Config::WINDOW) masked = masked || ahead < 63 - band.reach();
-  if (Config::WINDOW) masked = masked || ahead + STEP - 1 > band.left;
-  return masked;
-}
 
 // Scores of hidden pairs of 64 keys from key0 on. ahead: as in some_hidden.
 KS_DEVICE void mask_scores(float (&s)[STEP / 2], const Band& band, int ahead, int key0, int S_k, int warp, int lane) {

@@ -85,6 +85,18 @@ struct Band {
   }
 };
 
+// Whether some pair of 64 keys and STEP queries is hidden. ahead: from the diagonal's query of the first key to the first query;
+// tail: whether keys end among these.
+KS_DEVICE bool some_hidden(const Band& band, int ahead, bool tail) {
+  bool masked = tail;
+  if (Config::CAUSAL || Config::WINDOW) masked = masked || ahead < 63 - band.reach();
+  if (Config::WINDOW) masked = masked || ahead + STEP - 1 > band.left;
+  return masked;
+}
+
+// The score of a hidden pair, or its tanh, where 1 − tanh² must be a number: p is 0 of both.
+KS_DEVICE float hidden_score() { return Config::SOFTCAP ? -1e15f : -infinity(); }
+
 template<int KEYS> struct TileScheduler {
   TileCount count;
   Sequences sequences;
