@@ -252,6 +252,6 @@ def test_normal_distribution() -> None:
     want = torch.special.ndtr(torch.from_numpy(scores).double()).numpy()
     error = np.abs(got.ravel() - want)
     assert error.max() < 5 * 2**-24
-    left = (scores > -4) & (scores < 0)
-    assert (error[left] / want[left]).max() < 1e-3
+    left = (scores > -6) & (scores < 0)
+    assert (error[left] / want[left]).max() < 5e-4
     np.testing.assert_array_equal(got.ravel()[[0, 1, 4, 5]], [0, 0, 1, 1])
