@@ -19,7 +19,7 @@ template<class X, int BN> struct PlaneRows {
   // Of a plane's row `first` and those behind it, in shared memory from `rows` on.
   KS_DEVICE PlaneRows(const Planes<X>& planes, const Plane<X>& plane, int first, u32 rows, int lane) {
     from = (int)((&plane.at(0, first + lane / CHUNKS, lane % CHUNKS * PER) - planes.base) / PER);
-    const bool wide = plane.column == 1 && (((u64)plane.base | (u64)(i64)plane.row * SIZE) & 15) == 0;
+    const bool wide = plane.column == 1 && (((u64)planes.base | (u64)plane.base | (u64)(i64)plane.row * SIZE) & 15) == 0;
     to = rows + lane / CHUNKS * PITCH + lane % CHUNKS * 16 + !wide;
     at = rows + (SIZE == 2 ? lane % 16 * PITCH + lane / 16 * 16 : lane / 4 * PITCH + lane % 4 * 2 * SIZE);
   }
