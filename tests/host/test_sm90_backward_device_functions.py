@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from kernelseam.contract import SourceBundle
+from kernelseam.contract import LaunchConfig, SourceBundle
 
 pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed")
 from mutant import Mutant  # noqa: E402
@@ -277,55 +277,122 @@ def test_a_planted_bug_of_lists_is_found(name: str, old: str, new: str) -> None:
 
 HIDDEN = """
 #include "sm90/attention/backward/elements.h"
-KS_KERNEL(16, 1) probe(const int* prefixes, const i64* n, i64* seen) {
-  if (thread_index() != 0) return;
-  const Band band{(int)n[2], (int)n[3]};
+KS_KERNEL(128, 1) probe(const int* prefixes, const i64* n, i64* seen) {
+  const Band band{(int)n[0], (int)n[1]};
   ScoreArguments score{};
   score.prefixes = prefixes;
-  WorkTile w{};
-  w.S_q = n[0], w.S_k = n[1];
-  for (; w.tile * 128 < w.S_k; w.tile++)
-    for (int x = 0; x < 8 * 32; x++)
-      for (int m = 0; m * STEP < w.S_q; m++) {
-        const int lane = x % 32, key0 = w.tile * 128 + x / 128 * 64, own = w.tile * 128 + x / 32 * 16;
-        float s[STEP / 2];
-        for (int i = 0; i < STEP / 2; i++) s[i] = 0.f;
-        const auto block = ListedBlock::of(m, m * STEP + STEP > w.S_q, 0);
-        Elements{score, 0, 0, w, 0, own, lane}.hide_listed(s, block, band, key0, m * STEP - (key0 - (w.S_k - w.S_q)), key0 + 64 > w.S_k);
-        for (int i = 0; i < STEP / 2; i++) {
-          const int key = own + lane / 4 + 8 * (i / 2 % 2), query = m * STEP + i / 4 * 8 + lane % 4 * 2 + i % 2;
-          if (query < w.S_q && key < w.S_k) seen[query * w.S_k + key] = s[i] == 0.f;
+  for (int shape = 0; shape < (int)n[3]; shape++) {
+    WorkTile w{};
+    w.S_q = n[4 + 2 * shape], w.S_k = n[5 + 2 * shape];
+    const int width = divide_up(w.S_k, 128) * 128;
+    for (; w.tile * 128 < w.S_k; w.tile++)
+      for (int x = 0; x < 32; x++)
+        for (int m = 0; m * STEP < w.S_q; m++) {
+          const int warp = warp_index(), key0 = w.tile * 128 + warp / 4 * 64, own = w.tile * 128 + warp * 16;
+          float s[STEP / 2];
+          for (int i = 0; i < STEP / 2; i++) s[i] = 0.f;
+          const auto block = ListedBlock::of(m, n[2] || m * STEP + STEP > w.S_q, 0);
+          Elements{score, 0, 0, w, 0, own, x}.hide_listed(s, block, band, key0, m * STEP - (key0 - (w.S_k - w.S_q)), key0 + 64 > w.S_k);
+          for (int i = 0; i < STEP / 2; i++)
+            seen[(m * STEP + i / 4 * 8 + x % 4 * 2 + i % 2) * width + own + x / 4 + 8 * (i / 2 % 2)] = s[i] == 0.f;
         }
-      }
+    seen += divide_up(w.S_q, STEP) * STEP * width;
+  }
 }"""  # noqa: E501
+SHAPES = (300, 350), (350, 300), (40, 500), (500, 40), (288, 256), (258, 288), (257, 129), (1, 1)
+"""Queries and keys: fewer and more of either, whole blocks and tiles, and one in the last."""
 
 
-def check_hidden(change: Change, window: tuple[int, int] | None, prefix: int) -> None:
-    S_q, S_k = 300, 350
-    constants = LISTED | {"CAUSAL": int(window is None), "WINDOW": int(window is not None)}
-    given = np.array([S_q, S_k, *(window or (S_q + S_k, 0))], np.int64)
-    seen = np.full((S_q, S_k), -1, np.int64)
-    run(HIDDEN, constants, change, np.array([prefix], np.int32), given, seen)
-    launch = Launch(1, 1, S_q, S_k, causal=window is None, window=window)
-    expected = [[launch.sees(0, i, j) or j < prefix for j in range(S_k)] for i in range(S_q)]
-    np.testing.assert_array_equal(seen, expected)
+def check_hidden(
+    change: Change, band: str, packed: bool = False, masked: bool = False, softcap: bool = False
+) -> None:
+    """``masked``: what blocks' words say."""
+    window, prefix = HIDING[band]
+    constants = LISTED | {
+        "CAUSAL": int(window is None),
+        "WINDOW": int(window is not None),
+        "SOFTCAP": int(softcap),
+        **dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), int(packed)),
+    }
+    extents = [(-(-S_q // STEP) * STEP, -(-S_k // 128) * 128) for S_q, S_k in SHAPES]
+    given = [*(window or (1000, 0)), int(masked), len(SHAPES), *(n for s in SHAPES for n in s)]
+    seen = np.full(sum(q * k for q, k in extents), -1, np.int64)
+    warps = LaunchConfig((1, 1, 1), (8 * 16, 1, 1), 0)
+    arrays = np.array([prefix], np.int32), np.array(given, np.int64), seen
+    run(HIDDEN, constants, change, *arrays, config=warps)
+    first = 0
+    for (S_q, S_k), (rows, columns) in zip(SHAPES, extents, strict=True):
+        i, j = np.arange(rows)[:, None], np.arange(columns)[None]
+        d = j - i - (S_k - S_q)
+        visible = (d <= 0) if window is None else (-window[0] <= d) & (d <= window[1])
+        expected = (visible | (j < prefix)) & (j < S_k) & (i < S_q)
+        found = seen[first : first + rows * columns].reshape(rows, columns)
+        np.testing.assert_array_equal(found, expected, f"{S_q} × {S_k}")
+        first += rows * columns
 
 
 HIDING: dict[str, tuple[tuple[int, int] | None, int]] = {
     "causal": (None, 0),
     "prefix": (None, 217),
     "window": ((103, 3), 0),
+    "narrow-window": ((5, 0), 0),
+    "window-ahead": ((0, 200), 0),
+    "prefix-beside-a-window": ((103, 3), 70),
 }
+"""Bands, and prefixes."""
 
 
-@pytest.mark.parametrize("name", HIDING)
-def test_of_a_listed_block_the_band_is_hidden_whatever_its_word_says(name: str) -> None:
-    check_hidden(as_it_is, *HIDING[name])
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("packed", [False, True], ids=["strided", "packed"])
+@pytest.mark.parametrize("band", HIDING)
+def test_of_a_listed_block_the_band_is_hidden_whatever_its_word_says(
+    band: str, packed: bool, masked: bool
+) -> None:
+    check_hidden(as_it_is, band, packed, masked, softcap=packed)
 
 
-@pytest.mark.parametrize("name", HIDING)
-def test_a_band_left_to_the_word_is_found(name: str) -> None:
-    told = "block.masked() || some_hidden(band, ahead, tail)", "block.masked()"
-    mutant = Mutant("band", "sm90/attention/backward/elements.h", *told, "", "", "")
-    with pytest.raises(AssertionError):
-        check_hidden(mutant, *HIDING[name])
+ELEMENTS = "sm90/attention/backward/elements.h"
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new", "bands"),
+    [
+        (
+            "band-left-to-the-word",
+            ELEMENTS,
+            "block.masked() || some_hidden(band, ahead, tail)",
+            "block.masked()",
+            ("causal", "prefix", "window"),
+        ),
+        (
+            "keys-behind-the-last",
+            ELEMENTS,
+            "if (key() + lane / 4 + 8 * r >= w.S_k) low[r] = STEP;",
+            "",
+            ("window-ahead",),
+        ),
+        (
+            "rows-behind-the-last",
+            ELEMENTS,
+            "low[r] = -STEP, high[r] = w.S_q - query - lane % 4 * 2;",
+            "low[r] = -STEP, high[r] = STEP;",
+            ("prefix",),
+        ),
+        ("first-hidden-by-the-band", TILES_FILE, "ahead < 63 -", "ahead < 62 -", ("causal",)),
+        ("last-seen-of-a-window", TILES_FILE, "ahead + STEP - 1 >", "ahead >", ("window",)),
+        (
+            "end-of-the-keys",
+            TILES_FILE,
+            "bool masked = tail;",
+            "bool masked = false;",
+            ("window-ahead",),
+        ),
+    ],
+)
+def test_a_planted_bug_of_what_is_hidden_is_found(
+    name: str, file: str, old: str, new: str, bands: tuple[str, ...]
+) -> None:
+    mutant = Mutant(name, file, old, new, "", "", "")
+    for band in bands:
+        with pytest.raises(AssertionError):
+            check_hidden(mutant, band)
