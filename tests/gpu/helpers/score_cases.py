@@ -55,6 +55,9 @@ def _biases(kind: str, few: dict[str, Any]) -> Iterator[AttentionCase]:
             yield case(kind + causal, name, bias=bias, bias_layout=layout, **few)
     odd = {**few, "S_k": 301}
     yield case(kind, "scores-bias-odd", bias=own, **odd)
+    # Rows at multiples of 16 bytes for every second head, and not at these from the base.
+    between = OperandLayout("brh", aligned=False, offset=4)
+    yield case(kind, "scores-bias-between", bias=own, bias_layout=between, **few)
     for data in ("holes", "voids", "low"):
         yield case(kind, f"scores-bias-{data}", bias=f32, bias_data=data, **few)
     yield case(kind, "scores-bias-window", bias=own, **_WINDOW, **few)
