@@ -14,7 +14,7 @@ pytest.importorskip("kernelseam_cuda.toolchain", reason="kernelseam-cuda is not 
 from mutant import Mutant  # noqa: E402
 from sm90_probe import Change, Launch, run  # noqa: E402
 
-KEYS, STEP, FIELDS = 64, 32, 10
+KEYS, STEP, FIELDS = 64, 32, 11
 TILES = f"""
 #include "sm90/attention/backward/tiles.h"
 KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out, i64* blocks, i64* earlier) {{
@@ -22,12 +22,12 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets,
   const Band band{{(int)n[12], (int)n[13]}};
   const SumBlocks sums{{(int)n[8], (int)n[9], (int)n[6] * (int)n[7]}};
   int walk[2] = {{0, 0}};
-  TileScheduler<{KEYS}> scheduler{{{{{{}}, (int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], 1, sums}},
+  TileScheduler<{KEYS}> scheduler{{{{{{}}, (int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], (int)n[16], sums}},
                           {{nullptr, q_offsets, k_offsets, (int)n[10], (int)n[11]}}, band, walk}};
   for (int t = 0; t < (int)n[14]; t++) {{
     WorkTile w{{}};
     if (!scheduler.next(t, w)) return;
-    const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.first, w.stop, w.S_q, w.S_k, w.q_first, w.k_first}};
+    const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.first, w.stop, w.S_q, w.S_k, w.q_first, w.k_first, w.key_head}};
     for (int i = 0; i < {FIELDS}; i++) out[{FIELDS} * t + i] = found[i];
     blocks[t] = sums.first(w.batch, w.q_first);
     for (int m = 0; m < (int)n[15]; m++) earlier[(int)n[15] * t + m] = band.earlier(w, m, {KEYS});
@@ -42,6 +42,8 @@ class Walk(Launch):
     cycle: int = 1000
     """Of so many sections one walks backwards, counted from the last; none where it is 0."""
     in_order: bool = False
+    head_parts: int = 1
+    """Heads that share the keys of one."""
 
 
 WALKS = {
@@ -52,6 +54,7 @@ WALKS = {
         2, 4, 150, 170, head_group=2, causal=True, section=2, cycle=2
     ),
     "causal-never-backwards": Walk(2, 5, 150, 170, causal=True, section=4, cycle=0),
+    "causal-parts": Walk(2, 6, 150, 170, head_group=2, causal=True, section=4, head_parts=3),
     "causal-few-keys": Walk(1, 3, 200, 70, causal=True, section=2),
     "causal-few-queries": Walk(1, 3, 40, 270, causal=True, section=2),
     "window": Walk(2, 2, 330, 400, window=(103, 3), section=3),
@@ -103,6 +106,7 @@ def check_walk(walk: Walk, change: Change) -> None:
             right,
             len(tiles) + 3,
             query_blocks,
+            walk.head_parts,
         ],
         np.int64,
     )
@@ -127,7 +131,8 @@ def check_walk(walk: Walk, change: Change) -> None:
 
     visits: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     places: dict[int, tuple[int, int]] = {}
-    for at, (e, h, n, steps, first, stop, S_q, S_k, q_first, k_first) in enumerate(found):
+    for at, (e, h, n, steps, first, stop, S_q, S_k, q_first, k_first, key) in enumerate(found):
+        assert key == h // walk.head_parts
         assert (S_q, S_k) == walk.lengths(e)
         assert not packed or (q_first, k_first) == (sum(walk.q[:e]), sum(walk.k[:e]))
         keys = range(n * KEYS, min((n + 1) * KEYS, S_k))
@@ -183,6 +188,7 @@ BUGS = {
         "count.section",
         "causal",
     ),
+    "keys-of-another-head": ("(u32)w.kv_head / (u32)count.head_parts", "w.kv_head", "causal-parts"),
     "steps-of-one-head": (" * count.head_group : 0", " : 0", "plain"),
     "tiles-of-a-sequence": ("before += tiles * count.kv_heads", "before += tiles", "sequences"),
 }
