@@ -3,6 +3,7 @@ block by block."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -72,15 +73,20 @@ def test_device_code_of_mods(name: str) -> None:
 
 
 def test_device_code_of_operations() -> None:
-    """Those that no mod has: integers divided by negative ones and by 0, shifts, large ones."""
+    """Those that no mod has: integers divided by negative ones and by 0, shifts, large ones, floats
+    divided by what goes into them almost a whole number of times, indices made of scores."""
     zero, n = 0, np.arange(-4, 60, dtype=np.int64) * 2**33
-    half = np.linspace(-2, 2, 64).astype(np.float16)
+    half = np.full(128, np.nan, np.float16)[64:]  # what lies before it is not read
+    half[:] = np.linspace(-2, 2, 64)
 
     def score(s: Any, b: Any, h: Any, q: Any, kv: Any) -> Any:
         x = (q - kv) // -3 + (q - kv) % -5 + (q - kv) // zero + (q * kv ^ 5) + (kv << 2)
         y = np.exp2(half[q]) + np.minimum(s, half[kv]) + np.floor(s) + np.log1p(s * s)
         z = (1e30 * half[q]).astype(int) + np.sign(s) + abs(s) ** 1.5 + (s % 0.7)
-        return x + y + z / (1 + z * z) + 1 / np.sqrt(1 + s * s)
+        f = (kv - 20) // 0.1 + (kv - 20.0) % 0.1 + (s // 1.0) + (q - 9.0) % math.inf
+        f = np.minimum(f, 1e3) + (q - 9.5) // math.inf + half[(4 * s).astype(int)]
+        overflown = half[(q * 46341 * (kv // 47 * 46341)) % 64] + half[(7 * s).astype(np.int64)]
+        return x + y + z / (1 + z * z) + 1 / np.sqrt(1 + s * s) + f + overflown * 0
 
     def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
         return (n[kv] // 2**33 < q) | ~(n[q] > n[kv]) & (half[kv].astype(bool))

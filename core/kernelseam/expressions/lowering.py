@@ -156,7 +156,7 @@ def _seen(mask: Node, array: int, blocks: Blocks | None) -> tuple[Node, Bounds]:
 def _not_negative(n: Node) -> bool:
     match n.operation:
         case "coordinate":
-            return n != _DISTANCE
+            return n.type is not Type.FLOAT and n != _DISTANCE
         case "constant":
             return bool(n.value >= 0)
         case "add" | "mul" | "min" | "cast" | "shr":

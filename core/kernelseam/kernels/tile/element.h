@@ -61,8 +61,15 @@ template<class T> KS_DEVICE T floor_modulo(T x, T y) {
   const T r = y ? x % y : 0;
   return r != 0 && (r < 0) != (y < 0) ? r + y : r;
 }
-KS_DEVICE float floor_divide(float x, float y) { return floorf(x / y); }
-KS_DEVICE float floor_modulo(float x, float y) { return x - y * floorf(x / y); }
+// Of floats by the exact remainder, as x / y may round up to the next whole number; by ±infinity as NumPy's and torch's.
+KS_DEVICE float floor_modulo(float x, float y) {
+  const float r = fmodf(x, y);
+  return r != 0 && (r < 0) != (y < 0) ? r + y : r;
+}
+KS_DEVICE float floor_divide(float x, float y) {
+  const float r = fmodf(x, y), q = y == 0 ? x / y : (x - r) / y - (r != 0 && (r < 0) != (y < 0)), whole = floorf(q);
+  return q - whole > 0.5f ? whole + 1 : whole;
+}
 
 // Towards 0; NaN is 0, and what is too large the largest.
 KS_DEVICE int to_int(float x) {
@@ -77,8 +84,10 @@ template<class R, class T> struct Loaded { static KS_DEVICE R from(T x) { return
 template<> struct Loaded<float, f16> { static KS_DEVICE float from(f16 x) { return to_sum(x); } };
 template<> struct Loaded<float, bf16> { static KS_DEVICE float from(bf16 x) { return to_sum(x); } };
 
-// An index within an array: what is out of it is moved to its last element; negative ones count from the end.
-template<class I> KS_DEVICE i64 inside_of(I i, int n) { return i < n ? i : n - 1; }
+// An index within an array: what is out of it, a product that overflowed among it, is moved to its last element; negative ones count from
+// the end.
+KS_DEVICE i64 inside_of(int i, int n) { return (unsigned)i < (unsigned)n ? i : n - 1; }
+KS_DEVICE i64 inside_of(i64 i, int n) { return (unsigned long long)i < (unsigned long long)n ? i : n - 1; }
 template<class I> KS_DEVICE i64 wrapped(I i, int n) {
   const i64 j = i < 0 ? (i64)i + n : i;
   return j < 0 ? 0 : inside_of(j, n);

@@ -14,7 +14,7 @@
 // Those of <math.h> that tile/element.h calls: as C++ has it, that header takes as long to parse as a kernel.
 extern "C" {
 float expf(float) noexcept, exp2f(float) noexcept, logf(float) noexcept, log2f(float) noexcept, log1pf(float) noexcept;
-float sqrtf(float) noexcept, fabsf(float) noexcept, sinf(float) noexcept, cosf(float) noexcept, floorf(float) noexcept;
+float sqrtf(float) noexcept, fabsf(float) noexcept, sinf(float) noexcept, cosf(float) noexcept, floorf(float) noexcept, fmodf(float, float) noexcept;
 float powf(float, float) noexcept, fmaf(float, float, float) noexcept;
 }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
