@@ -4,6 +4,7 @@ derivatives, bounds of blocks, keys and refusals."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,10 @@ WORDS: dict[str, Any] = {
     "logical_xor of numbers": lambda s, i, j: s * np.logical_xor(i, j),
     "logical_and of floats": lambda s, i, j: np.logical_and(s, i > 2),
     "a sum of bools": lambda s, i, j: s * ((i > j) + (j > 2)),
+    "a product of bools": lambda s, i, j: s * ~((i > j) * (j > 2)),
+    "divided down by 1": lambda s, i, j: s // 1.0,
+    "a number beyond int64": lambda s, i, j: s * (i < 2**63),
+    "a dtype by its letters": lambda s, i, j: (3 * s).astype("i4") + (3 * s).astype(np.longlong),
     "uint8": lambda s, i, j: ((i - j) * 37).astype(np.uint8),
     "int8": lambda s, i, j: ((i - j) * 37).astype(np.int8),
     "int16": lambda s, i, j: ((i - j) * 9000).astype(np.int16),
@@ -154,6 +159,32 @@ def test_functions_do_what_numpys_do(name: str) -> None:
     (found,) = evaluate([e.structure.score], at, e.numbers, ())
     wanted = WORDS[name](at["score"], at["q_idx"], at["kv_idx"])
     np.testing.assert_array_equal(found, np.broadcast_to(wanted, np.shape(found)))
+
+
+def test_a_float_beyond_int64_is_the_largest() -> None:
+    e = score_expression(lambda s, b, h, i, j: s.astype(np.int64) // 2**40)
+    at = coordinates(1, 3, score=np.array([np.inf, -np.inf, np.nan]))
+    (found,) = evaluate([e.structure.score], at, e.numbers, ())
+    np.testing.assert_array_equal(np.unique(found), [-(2**23), 0, 2**23 - 1])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda s, i: s & 1, "& | ^ ~ << >> are of integers and bools, and this is a float"),
+        (lambda s, i: ~s, "Convert it, or write 1 << n for 2 ** n"),
+        (lambda s, i: i >> s, "& | ^ ~ << >> are of integers and bools"),
+        (lambda s, i: s.astype("e"), "the function rounds to float16"),
+        (lambda s, i: s.to("cpu", torch.bfloat16), "the function rounds to bfloat16"),
+        (lambda s, i: s.to(torch.float8_e5m2), "the function rounds to float8_e5m2"),
+        (lambda s, i: s.astype(np.uint16), "expressions have no uint16"),
+        (lambda s, i: s.astype("of none"), "'of none' is no dtype. Give one of bool, uint8"),
+        (lambda s, i: np.add.reduce(s), "add.reduce is of whole arrays"),
+    ],
+)
+def test_what_has_no_form(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=re.escape(message)):
+        score_expression(lambda s, b, h, i, j: function(s, i))
 
 
 def test_a_name_that_begins_with_r_is_no_reflected_operator() -> None:

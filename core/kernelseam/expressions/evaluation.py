@@ -23,7 +23,7 @@ def _integer(x: Any, type: Type) -> Any:
     """Towards 0; NaN is 0, and what is too large the largest."""
     most = 2**31 - 1 if type is Type.INT32 else 2**63 - 1
     inside = np.trunc(np.clip(np.where(np.isnan(x), 0, x), -most - 1, most)).astype(np.float64)
-    return np.where(inside >= most, most, inside).astype(np.int64)
+    return np.where(inside >= most, most, np.where(inside >= most, 0, inside).astype(np.int64))
 
 
 def _load(array: Any, n: Node, at: Sequence[Any]) -> Any:

@@ -8,6 +8,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from kernelseam.expressions.nodes import Node, Type, cast, constant, make
 from kernelseam.expressions.operations import OPERATIONS
 
@@ -42,33 +44,69 @@ def as_node(x: Any) -> Node:
 
 
 def _make(operation: str) -> Callable[..., Node]:
-    return lambda *xs: make(operation, *map(as_node, xs))
+    convert = _bits if OPERATIONS[operation].rule == "bits" else as_node
+    return lambda *xs: make(operation, *map(convert, xs))
+
+
+def _bits(x: Any) -> Node:
+    if (n := as_node(x)).type is Type.FLOAT:
+        raise Untraceable(
+            "& | ^ ~ << >> are of integers and bools, and this is a float",
+            "Convert it, or write 1 << n for 2 ** n",
+        )
+    return n
 
 
 def _cast(type: Type) -> Callable[..., Node]:
     return lambda x, *_, **__: cast(as_node(x), type)
 
 
-def _to(x: Any, dtype: Any = None, *_: Any, **options: Any) -> Node:
-    """torch's ``to`` and NumPy's ``astype``. Devices and memory formats are nothing here."""
-    dtype = options.get("dtype", dtype)
-    if isinstance(dtype, Node):  # type_as, or to another value
-        return cast(as_node(x), dtype.type)
-    name = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
-    if name in ("float16", "bfloat16", "half"):
+def _to(x: Any, *given: Any, dtype: Any = None, **_: Any) -> Node:
+    """torch's ``to``. Devices and memory formats are nothing here."""
+    y = as_node(x)
+    for one in (*given[:2], dtype):
+        if isinstance(one, Node):  # to another value
+            y = cast(y, one.type)
+        elif one is not None and (name := _dtype_name(one)) is not None:
+            y = _converted(y, name)
+    return y
+
+
+def _astype(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Node:
+    """NumPy's, and torch's ``type`` and ``type_as``."""
+    if dtype is not None and not isinstance(dtype, Node) and _dtype_name(dtype) is None:
+        raise Untraceable(f"{dtype!r} is no dtype", f"Give one of {', '.join(ELEMENT_TYPES)}")
+    return _to(x, dtype)
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    """As NumPy, torch or Python call it; None where it is none."""
+    name = str(getattr(dtype, "__name__", dtype))
+    if name.startswith("torch.") or name in ELEMENT_TYPES or name in _PYTHON:
+        return name.removeprefix("torch.")
+    try:
+        return str(np.dtype(dtype).name)
+    except TypeError:
+        return None
+
+
+def _converted(x: Node, name: str) -> Node:
+    type = ELEMENT_TYPES.get(name, _PYTHON.get(name))
+    if type is None or name in ("float16", "bfloat16"):
         raise Untraceable(
-            f"the function rounds to {name}, and expressions are of float32",
+            f"the function rounds to {name}, and expressions are of float32"
+            if "float" in name
+            else f"expressions have no {name}",
             "Leave the conversion out",
         )
-    python = {"float": Type.FLOAT, "int": Type.INT64, "bool": Type.BOOLEAN}
-    type = ELEMENT_TYPES.get(name) if name in ELEMENT_TYPES else python.get(name)
-    y: Node = as_node(x) if type is None else cast(as_node(x), type)
+    y = cast(x, type)
     if name in _NARROW:
         ones, sign = map(constant, _NARROW[name])
         y = make("sub", make("bitxor", make("bitand", y, ones), sign), sign)
     return y
 
 
+_PYTHON = {"float": Type.FLOAT, "int": Type.INT64, "bool": Type.BOOLEAN}
 _NARROW = {"uint8": (255, 0), "int8": (255, 128), "int16": (65535, 32768)}
 """Of integers of fewer bits: all of them, and the sign. They are computed as int32."""
 
@@ -92,18 +130,14 @@ def _clamp(
     return y
 
 
-def _bits(logic: str, bits: str) -> Callable[..., Node]:
+def _either(logic: str, other: str) -> Callable[..., Node]:
+    """Of two bools what NumPy and torch make of them: a bool."""
+
     def either(x: Any, y: Any) -> Node:
         x, y = as_node(x), as_node(y)
-        return make(logic if x.type == y.type == Type.BOOLEAN else bits, x, y)
+        return _make(logic if x.type == y.type == Type.BOOLEAN else other)(x, y)
 
     return either
-
-
-def _add(x: Any, y: Any) -> Node:
-    """Of two bools what NumPy and torch make of them: a bool."""
-    x, y = as_node(x), as_node(y)
-    return make("or" if x.type == y.type == Type.BOOLEAN else "add", x, y)
 
 
 def _truth(x: Any) -> Node:
@@ -116,12 +150,12 @@ def _unequal(x: Any, y: Any) -> Node:
 
 def _xor(x: Any, y: Any) -> Node:
     x, y = as_node(x), as_node(y)
-    return _unequal(x, y) if x.type == y.type == Type.BOOLEAN else make("bitxor", x, y)
+    return _unequal(x, y) if x.type == y.type == Type.BOOLEAN else _make("bitxor")(x, y)
 
 
 def _invert(x: Any) -> Node:
     x = as_node(x)
-    return make("not", x) if x.type is Type.BOOLEAN else make("sub", constant(-1), x)
+    return make("not", x) if x.type is Type.BOOLEAN else make("sub", constant(-1), _bits(x))
 
 
 def _pow(x: Any, y: Any) -> Node:
@@ -169,9 +203,10 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
     "gt": lambda x, y: make("lt", as_node(y), as_node(x)),
     "ge": lambda x, y: make("le", as_node(y), as_node(x)),
     "ne": _unequal,
-    "add": _add,
-    "and": _bits("and", "bitand"),
-    "or": _bits("or", "bitor"),
+    "add": _either("or", "add"),
+    "mul": _either("and", "mul"),
+    "and": _either("and", "bitand"),
+    "or": _either("or", "bitor"),
     "xor": _xor,
     "logical_and": _make("and"),
     "logical_or": _make("or"),
@@ -201,7 +236,8 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
     "int": _cast(Type.INT32),
     "long": _cast(Type.INT64),
     "bool": _cast(Type.BOOLEAN),
-    **dict.fromkeys(("to", "type", "astype", "type_as"), _to),
+    "to": _to,
+    **dict.fromkeys(("type", "astype", "type_as"), _astype),
     **dict.fromkeys(("contiguous", "clone", "copy"), lambda x, *_, **__: as_node(x)),
     "detach": lambda x: Node("detach", as_node(x).type, (as_node(x),)),
     "zeros_like": _new(0),
@@ -210,7 +246,7 @@ FUNCTIONS: dict[str, Callable[..., Node]] = {
     "new_full": lambda x, _, fill, **options: _new()(x, fill, **options),
     "new_ones": lambda x, *_, **options: _new(1)(x, **options),
     "new_zeros": lambda x, *_, **options: _new(0)(x, **options),
-    **dict.fromkeys(("scalar_tensor", "as_tensor", "tensor"), lambda x, **_: as_node(x)),
+    **dict.fromkeys(("scalar_tensor", "as_tensor", "tensor"), _to),
 }
 _ALIASES = {
     "abs": "absolute fabs",

@@ -76,7 +76,7 @@ def constant(x: bool | int | float, type: Type | None = None) -> Node:
         kinds = ((bool, Type.BOOLEAN), (int, Type.INT32), (float, Type.FLOAT))
         type = next(t for python, t in kinds if isinstance(x, python))
         if type is Type.INT32 and not -(2**31) <= x < 2**31:
-            type = Type.INT64
+            type = Type.INT64 if -(2**63) <= x < 2**63 else Type.FLOAT
     convert = {Type.BOOLEAN: bool, Type.FLOAT: float}.get(type, int)
     return Node("constant", type, (), convert(x))
 
@@ -122,8 +122,10 @@ def _simpler(operation: str, arguments: tuple[Node, ...]) -> Node | None:
     match operation:
         case "add" | "sub" | "shl" | "shr" if number == 0:
             return x
-        case "mul" | "div" | "floordiv" if number == 1:
+        case "mul" | "div" if number == 1:
             return x
+        case "floordiv" if number == 1:
+            return x if x.type is not Type.FLOAT else make("floor", x)
         case "mul" if number == -1:
             return make("neg", x)
         case "and" | "or" if number is not None:

@@ -90,6 +90,10 @@ class Value:
         return call(func.__name__.strip("_"), *args, **kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
+        if method != "__call__":
+            raise Untraceable(
+                f"{ufunc.__name__}.{method} is of whole arrays", "Write it for one element"
+            )
         return call(ufunc.__name__, *args, **options)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
