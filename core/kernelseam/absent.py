@@ -54,10 +54,11 @@ def _find(name: str) -> tuple[Backend, Toolchain, str, Device | None]:
     for backend, toolchain, arch in known:
         if re.fullmatch(re.escape(plain) + "[a-z]", arch.lower()):
             return backend, toolchain, arch, None
+    asked = _words(plain)
     for backend, toolchain, arch in known:
         row = toolchain.arch_row(arch)
         for device in (row.product, *row.more_products):
-            if device is not None and plain and _words(plain) <= _words(device.name.lower()):
+            if device is not None and asked and asked <= _words(device.name.lower()):
                 return backend, toolchain, arch, device
     if not known:
         commands = " or ".join(f"`{c}`" for c in missing_plugins().values())

@@ -8,6 +8,8 @@ pytest.importorskip("kernelseam_cuda")
 pytest.importorskip("kernelseam_rocm")
 
 from kernelseam import absent
+from kernelseam.descriptors import Attention
+from kernelseam.dispatch import consider
 from kernelseam.errors import UnknownName
 
 
@@ -37,7 +39,7 @@ def test_products_of_an_arch_differ() -> None:
     assert h200.operations_per_second == h100.operations_per_second
 
 
-@pytest.mark.parametrize("name", ["H300", "sm_9", "", "90"])
+@pytest.mark.parametrize("name", ["H300", "sm_9", "", "90", "''"])
 def test_an_unknown_name_is_refused(name: str) -> None:
     with pytest.raises(UnknownName, match=r"must be one of .*sm_90a.*or a product such as ") as e:
         absent.arch_of(name)
@@ -59,3 +61,12 @@ def test_plugins_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
         "'./plugins/cuda[cu13]'` or `pip install ./plugins/rocm`; no GPU is needed. `kernelseam "
         "doctor` shows plugins that are kept out."
     )
+
+
+def test_of_no_heads_all_implementations_are_asked() -> None:
+    extents = {"batch": 1, "num_heads": 0, "S_q": 70, "S_k": 80, "head_dim": 64}
+    operands = dict.fromkeys(("q", "k", "v", "out"), 1 << 48)
+    none = Attention(**extents, **operands, dtype="float16")  # type: ignore[arg-type]
+    candidates = consider(none.problem(), absent.product("H100"))
+    assert {"shared", "sm90", "gemm-softmax-gemm"} <= {c.implementation.name for c in candidates}
+    assert [c.error for c in candidates if c.error] == []

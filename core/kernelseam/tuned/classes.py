@@ -165,7 +165,7 @@ def _attention(p: Any) -> Any:
     if p.S_q <= _FEW:
         batch, s_q, s_k = entries(p.batch), few(p.S_q), about(p.S_k)
     else:
-        group = p.head_group if p.head_group < _FEW else 1  # heads that may share a tile's rows
+        group = p.head_group if 0 < p.head_group < _FEW else 1  # heads that may share a tile's rows
         batch, s_q, s_k = rows(p.batch), rows(p.S_q * group) // group, rows(p.S_k)
     if spec.batch_invariant:
         batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH

@@ -128,7 +128,7 @@ class Unfused(Composition):
             p.q_strides,
             p.k_strides,
             between,
-            p.head_group,
+            max(p.head_group, 1),
         )
         values = GemmProblem(
             GemmSpec(
@@ -147,7 +147,7 @@ class Unfused(Composition):
             between,
             p.v_strides,
             p.out_strides,
-            p.head_group,
+            max(p.head_group, 1),
             1 / factor(spec.dtype),
         )
         return scores, values
