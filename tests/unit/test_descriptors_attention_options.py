@@ -24,6 +24,7 @@ from kernelseam_thirdvendor import AcmeArray
 Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
 COUNT = "must be from 0 to 2**31 - 1. Give a count in that range."
+SIDE = "must be from 0 to 2**31 - 1. Give keys beside a query's; None, flash-attn's -1: no bound."
 STRIDE = "Strides count elements, from 0 (broadcast) upward."
 BASE: dict[str, Any] = {
     "batch": 2,
@@ -249,7 +250,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"batch_invariant": 1}, "batch_invariant = 1: must be True or False. Pass a bool."),
     ({"causal": "yes"}, "causal = yes: must be True or False. Pass a bool."),
     ({"window": 3}, "window = 3: must be (left, right). For example (127, 0)."),
-    ({"window": (-1, 0)}, f"window[0] = -1: {COUNT}"),
+    ({"window": (-1, 0)}, f"window[0] = -1: {SIDE}"),
     ({"window": (0, 1.0)}, "window[1] = 1.0: must be an integer. Pass an int."),
     ({"softcap": 0}, "softcap = 0.0: must be greater than 0. Leave it out for no cap."),
     (

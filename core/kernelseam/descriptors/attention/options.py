@@ -14,7 +14,14 @@ from typing import Any, TypedDict
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.options import operand, scalar
 from kernelseam.descriptors.common.precision import precision_name
-from kernelseam.descriptors.common.validation import extent, finite, flag, positive
+from kernelseam.descriptors.common.validation import (
+    MAX_EXTENT,
+    extent,
+    finite,
+    flag,
+    integer,
+    positive,
+)
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 
@@ -25,7 +32,11 @@ def band(field: str, value: object) -> tuple[int | None, int | None]:
     """A window's (left, right), validated."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise InvalidValue(field, value, "must be (left, right)", "For example (127, 0)")
-    left, right = (None if x is None else extent(f"{field}[{i}]", x) for i, x in enumerate(value))
+    remedy = "Give keys beside a query's; None, flash-attn's -1: no bound"
+    left, right = (
+        None if x is None else integer(f"{field}[{i}]", x, 0, MAX_EXTENT, remedy)
+        for i, x in enumerate(value)
+    )
     return left, right
 
 
