@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import runpy
 from pathlib import Path
@@ -161,6 +162,17 @@ def test_str() -> None:
     assert str(blocks) == "blocks of 32×32: 38% empty, 25% mixed, 38% whole"
 
 
+@pytest.mark.parametrize(("q_len", "kv_len"), [(0, 5), (5, 0), (0, 0)])
+def test_of_no_queries_or_keys_there_are_no_blocks(q_len: int, kv_len: int) -> None:
+    """As attention has none then; arrays that are looked up are no longer than the extents."""
+    order = np.arange(5)
+    blocks = ks.block_mask(lambda b, h, i, j: order[i] >= order[j], None, None, q_len, kv_len)
+    q, k = np.ones((1, 2, q_len, 8), np.float32), np.ones((1, 2, kv_len, 8), np.float32)
+    out, lse = ks.attention(q, k, k, block_mask=blocks, return_lse=True)
+    assert out.shape == q.shape and not out.any() and np.all(lse == -math.inf)
+    assert not blocks.words.any()
+
+
 def asks(b: Any, h: Any, i: Any, j: Any, *, kv_len: Any) -> Any:
     return j < kv_len - 3
 
@@ -198,7 +210,7 @@ def test_refusals() -> None:
         ),
         ("block_size", lambda: ks.block_mask(near, B, H, S, L, block_size=(1, 2, 3))),
         ("block_size[1] = 0", lambda: ks.block_mask(near, B, H, S, L, block_size=(1, 0))),
-        ("q_len = 0", lambda: ks.block_mask(near, B, H, 0, L)),
+        ("q_len = -1", lambda: ks.block_mask(near, B, H, -1, L)),
     )
     for message, call in cases:
         with pytest.raises(ks.errors.InvalidValue, match=f"^{re.escape(message)}"):

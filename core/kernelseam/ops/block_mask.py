@@ -48,9 +48,9 @@ def block_mask(
     be traced.
     """
     entries, of_heads = (
-        1 if n is None else extent(f, n, 1) for f, n in (("batch", batch), ("heads", heads))
+        1 if n is None else extent(f, n) for f, n in (("batch", batch), ("heads", heads))
     )
-    lengths = extent("q_len", q_len, 1), extent("kv_len", kv_len, 1)
+    lengths = extent("q_len", q_len), extent("kv_len", kv_len)
     sizes = _sizes(block_size)
     expression = score_expression(mask_mod=mask_mod)
     mask = expression.structure.visible
@@ -105,6 +105,8 @@ def block_words(
     """The lists of a mask. By bounds of it where these decide; the pairs of other blocks are
     evaluated, a row of blocks at a time."""
     (q_len, kv_len), (q_size, kv_size) = lengths, sizes
+    if 0 in (batch, heads, q_len, kv_len):  # one empty block: kernels are handed no empty array
+        return packed(np.zeros((max(batch, 1), max(heads, 1), 1, 1, 2), np.bool_))
     at: dict[str, Any] = {
         "b": np.arange(batch)[:, None, None, None],
         "h": np.arange(heads)[:, None, None],
