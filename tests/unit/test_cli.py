@@ -345,7 +345,8 @@ def test_empty_problems(command: Command) -> None:
         parsed(command("attention", *SMALL, "--kv-seq-len", 0, "--verify", "--json"))["passed"]
         is True
     )
-    assert parsed(command("attention", "--batch", 0, "--verify", "--json"))["passed"] is True
+    for none in ("--batch", "--heads"):
+        assert parsed(command("attention", none, 0, "--verify", "--json"))["passed"] is True
 
 
 # ---------------------------------------------------------------- bad input
@@ -425,6 +426,7 @@ def test_empty_problems(command: Command) -> None:
         (("attention", "--score-mod", "/tmp/no/kv_heads.py:f"), "/tmp/no/kv_heads.py"),
         (("attention", "--batch", "4000000000"), "batch = 4000000000"),
         (("attention", "--batch", "1000000", "--seq-len", "10000"), "Make it smaller."),
+        (("attention", "--head-dim", "100000000"), "takes 13.11 TB, and numpy:0 (cpu) has"),
         (("attention", "--input", "/nowhere.npz"), "--input = /nowhere.npz: cannot be read"),
         (
             ("attention", "--input", str(MINILM), "--batch", "4"),

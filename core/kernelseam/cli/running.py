@@ -24,6 +24,7 @@ from kernelseam.planning import Call, Plan
 from kernelseam.plugins import plugins
 
 TIMED_SECONDS, FEWEST_RUNS = 0.5, 5
+_HOST_COPIES = 4
 TIME_OF_EMULATION = (
     "the device is emulated: the time is that of a program on the host and says "
     "nothing of the hardware"
@@ -36,6 +37,8 @@ def device_for(problem: Problem, backend: str | None) -> Device:
     with working("looking for devices"):
         device = find_device(backend)
     have, need = device.limits.memory_bytes, problem.bytes_moved
+    if device.is_host:  # random operands are made and copied there, too
+        need *= _HOST_COPIES
     if 0 < have < need:
         raise InvalidValue(
             "problem",
