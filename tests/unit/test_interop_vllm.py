@@ -297,7 +297,10 @@ def test_caches_in_e4m3(backend: Any, scales: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("kind", ["bidirectional", "by request", "images", "clamped images"])
+@pytest.mark.parametrize(
+    "kind",
+    ["bidirectional", "bidirectional with images", "by request", "images", "clamped images"],
+)
 def test_batches_that_are_not_causal(backend: Any, kind: str, window: int | None) -> None:
     """All requests, some of them, or image tokens of a prefix, which see each other."""
     import torch
@@ -308,15 +311,18 @@ def test_batches_that_are_not_causal(backend: Any, kind: str, window: int | None
     options: dict[str, Any] = {"mm_req_doc_ranges": ranges}
     if kind == "bidirectional":
         options = {"causal": False}
+    if kind == "bidirectional with images":
+        options["causal"] = False
     if kind == "by request":
         options = {"causal": torch.tensor([True, False, False])}
     served.layer.mm_prefix_clamp_sliding_window = kind == "clamped images"
 
     def visible(request: int, at: Any, keys: Any) -> Any:
-        causal = "images" in kind or (kind == "by request" and request == 0)
+        images = kind.endswith("images")
+        causal = kind in ("images", "clamped images") or (kind == "by request" and request == 0)
         before, reach = at - keys, 1 << 20 if window is None else window - 1
         seen = (before >= 0 if causal else before >= -reach) & (before <= reach)
-        for first, last in ranges.get(request, []) if "images" in kind else []:
+        for first, last in ranges.get(request, []) if images else []:
             both = (at >= first) & (at <= last) & (keys >= first) & (keys <= last)
             seen |= both & (before <= reach) if kind == "clamped images" else both
         return seen

@@ -159,7 +159,10 @@ class KernelseamMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         """``common_prefix_len`` is always 0 in vLLM: pages that requests share are found in the
         block table where the configuration asks for it."""
         common = common_attn_metadata
-        differ = not isinstance(common.causal, bool)
+        ranges = _ranges(common.mm_req_doc_ranges, common.seq_lens)
+        of_requests = None if isinstance(common.causal, bool) else common.causal.int()
+        if common.causal is False and ranges is not None:  # which a mask beside ranges has to know
+            of_requests = torch.zeros_like(common.seq_lens)
         return KernelseamMetadata(
             common.num_actual_tokens,
             _rounded(common.max_query_len, 1),
@@ -169,8 +172,8 @@ class KernelseamMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
             common.block_table_tensor,
             common.slot_mapping,
             common.causal is True,
-            common.causal.int() if differ else None,
-            _ranges(common.mm_req_doc_ranges, common.seq_lens),
+            of_requests,
+            ranges,
             self.prefix_groups,
         )
 
