@@ -19,8 +19,10 @@ from gloo_ranks import Ranks  # noqa: E402
         Decoding(rows=3, lengths=(29, 2, 3, 64), sinks=True),
         Decoding(rows=2, causal=False, page_size=16, softcap=2.0, kv_layout="hnd"),
         Decoding(page_size=1, lengths=(3, 7), sinks=True),
+        Decoding(rows=3, lengths=()),
+        Decoding(lengths=(), sinks=True),
     ],
-    ids=["one token", "several tokens", "not causal", "pages of one"],
+    ids=["one token", "several tokens", "not causal", "pages of one", "none", "none of one token"],
 )
 def test_states_of_pages_are_joined(ranks: Ranks, case: Decoding, size: int) -> None:
     want = distributed_calls.expected_decoding(case)

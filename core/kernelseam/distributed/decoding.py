@@ -173,7 +173,8 @@ def _own_state(axis: Axis, operands: dict[str, Tensor], options: dict[str, Any])
     batch, rows, heads, dim = q.shape
     page_size = operands["k_pages"].shape[1 if options["kv_layout"] == "nhd" else 2]
     # Each query sees keys up to its own: an entry of its own, with so many keys.
-    if options["causal"] and rows > 1:
+    apart = options["causal"] and rows > 1
+    if apart:
         each = lengths[:, None] - rows + 1 + torch.arange(rows, device=q.device, dtype=torch.int32)
         lengths = each.clamp_(min=0).reshape(-1)
         table = table.repeat_interleave(rows, 0)
@@ -190,7 +191,7 @@ def _own_state(axis: Axis, operands: dict[str, Tensor], options: dict[str, Any])
         return_lse=True,
         **{n: options[n] for n in kept},
     )
-    out = out.view(batch, rows, heads, -1)
-    if lse.shape[0] != batch:
+    if apart:
+        out = out.view(batch, rows, heads, out.shape[-1])
         lse = lse.view(batch, rows, heads).transpose(1, 2)
     return _State(out, lse, options["out_dtype"])

@@ -454,7 +454,7 @@ class Decoding:
 
 def _tokens(case: Decoding) -> Arrays:
     rng = np.random.default_rng(3)
-    batch, longest = len(case.lengths), max(case.lengths)
+    batch, longest = len(case.lengths), max(case.lengths, default=0)
     return {
         "q": rng.standard_normal((batch, case.rows, 4, 8)),
         "k": rng.standard_normal((batch, longest, 2, 8)),
@@ -474,7 +474,7 @@ def decoded(group: Any, case: Decoding) -> Arrays:
     whole = _tokens(case)
     kind = getattr(torch, case.dtype)
     q, k, v = (torch.from_numpy(whole[x]).to(kind) for x in "qkv")
-    pages = -(-max(case.lengths) // size)
+    pages = -(-max(case.lengths, default=0) // size)
     width = max(1, -(-pages // n))
     table = torch.zeros(len(case.lengths), width, dtype=torch.int32)
     order = torch.randperm(len(case.lengths) * width, generator=torch.Generator().manual_seed(rank))
