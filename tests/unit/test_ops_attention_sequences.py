@@ -281,6 +281,17 @@ def test_lengths_and_orders_that_no_operand_has_are_refused(refused: Refused) ->
     )
 
 
+def test_an_order_of_dense_queries_is_refused_of_packed_ones(refused: Refused) -> None:
+    q, pages, table = normal(2, H, D), normal(3, PAGE, H_KV, D), i32([0], [1])
+    packed: dict[str, Any] = {"cu_seqlens_q": i32(0, 1, 2), "max_seqlen_q": 1}
+    given = (q, pages, pages, table, i32(1, 1))
+    refused(
+        "layout = bhsd: is of dense queries, and cu_seqlens_q packs them, [T, H, D]. Leave it out.",
+        lambda: kernelseam.attention_paged(*given, **packed, layout="bhsd"),
+    )
+    assert kernelseam.attention_paged(*given, **packed, layout="bshd").shape == q.shape
+
+
 def test_a_pool_without_pages_serves_entries_without_keys(refused: Refused) -> None:
     q, pages, table = normal(2, 1, H, D), normal(0, PAGE, H_KV, D), i32([0, 9], [-1, 3])
     out, lse = kernelseam.attention_paged(q, pages, pages, table, i32(0, 0), return_lse=True)

@@ -9,7 +9,7 @@ from kernelseam.contract import ArrayInfo
 from kernelseam.descriptors import Attention
 from kernelseam.descriptors.attention.arrays import PACKED
 from kernelseam.descriptors.attention.forward_fields import OPTIONAL
-from kernelseam.descriptors.attention.options import AttentionOptions
+from kernelseam.descriptors.attention.options import PAGED, AttentionOptions
 from kernelseam.descriptors.common.layouts import LAYOUTS
 from kernelseam.descriptors.common.options import checked, of_values, scalars_of
 from kernelseam.dtypes import DType
@@ -34,7 +34,11 @@ def attention_work(operation: Operation, *values: Any) -> None:
     given, functions = values[: len(_SCALARS)], values[len(_SCALARS) :]
     options = checked(of_values(AttentionOptions, given))
     out_dtype, return_lse = options.pop("out_dtype"), options.pop("return_lse")
-    labels = (PACKED if "cu_seqlens_q" in infos else LAYOUTS[options["layout"]]).split()
+    packed, layout = "cu_seqlens_q" in infos, options["layout"]
+    if packed and "block_table" in infos and layout != PAGED.layout:
+        rule, remedy = "is of dense queries, and cu_seqlens_q packs them, [T, H, D]", "Leave it out"
+        raise InvalidValue("layout", layout, rule, remedy)
+    labels = (PACKED if packed else LAYOUTS[layout]).split()
     first = infos["q"]
     check_rank("q", first, labels)
     if "out" in infos:
