@@ -308,19 +308,23 @@ def test_results_of_a_gather_that_are_refused() -> None:
             {**packed, "out": (k, v), "total_k": 9},
             r"total_k = 9: the array of out\[0\] is of shape",
         ),
+        ({**short, "out_dtype": E4M3}, "out_dtype = float8_e4m3fn: pages are of float32: rows are"),
     ):
         with pytest.raises(InvalidValue, match=message):
             kernelseam.gather_paged(pages(), pages(), **idle)
+    scales: dict[str, Any] = dict.fromkeys(("k_scales", "v_scales"), np.ones(G, np.float32))
+    with pytest.raises(InvalidValue, match=r"out_dtype = float8_e4m3fn: pages are multiplied by"):
+        kernelseam.gather_paged(pages(E4M3), pages(E4M3), block_table=TABLE, **scales)
     with pytest.raises(InvalidValue, match=r"sources = an array of shape \[1\]: must be as long"):
         kernelseam.copy_pages(pages(), None, TABLE[0, :1].copy(), TABLE[0].copy())
-    with pytest.raises(InvalidValue, match=r"destinations\[0, 0\] = 7: must be a page"):
+    with pytest.raises(InvalidValue, match=r"destinations\[0\] = 7: must be a page.*Correct it"):
         kernelseam.copy_pages(pages(), None, TABLE[0, :1].copy(), np.array([7], np.int32))
 
 
 @pytest.mark.parametrize(("sources", "twice"), [([0, 1], [3, 3]), ([0, 1], [2, 0])])
 def test_pages_that_are_written_twice_or_read_too(sources: list[int], twice: list[int]) -> None:
     """They would be what launches happen to do first."""
-    message = rf"destinations\[1, 0\] = {twice[1]}: must differ from those before it, and be no sou"
+    message = rf"destinations\[1\] = {twice[1]}: must differ from those before it, and be no sou"
     with pytest.raises(InvalidValue, match=message):
         kernelseam.copy_pages(pages(), None, *(np.array(x, np.int32) for x in (sources, twice)))
 

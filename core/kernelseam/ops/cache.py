@@ -200,8 +200,13 @@ def gather_work(operation: Operation, *values: Any) -> None:
         if pages is None:
             continue
         if name not in infos:
+            made = dtype or pages.dtype
+            if made.is_fp8 and (made is not pages.dtype or "k_scales" in infos):
+                scaled = "multiplied by scales" if "k_scales" in infos else f"of {pages.dtype}"
+                rule, remedy = f"pages are {scaled}: rows are of 16 or 32 bits", "Give such a dtype"
+                raise InvalidValue("out_dtype", made, rule, remedy)
             shape = _gathered(infos, pages, asked)
-            operation.new_result(name, shape, dtype or pages.dtype, f"{name}_pages", "out_dtype")
+            operation.new_result(name, shape, made, f"{name}_pages", "out_dtype")
             continue
         remedy = "Give one of the two"
         if dtype not in (None, infos[name].dtype):

@@ -82,14 +82,14 @@ def _named(p: PagedCacheProblem, read: dict[str, Ints], places: Places) -> None:
         return
     bad = places.named & ((places.page < 0) | (places.page >= p.pages))
     if bad.any():
-        index = first_of(bad)
-        entry, column = int(places.entry[index]), int(places.column[index])
+        index, copied = first_of(bad), "sources" in read
+        place = int(places.entry[index]), int(places.column[index])
         refuse(
             "block_table",
-            (entry, column),
+            place[:1] if copied else place,
             int(places.page[index]),
             f"must be a page, from 0 to {p.pages - 1}",
-            f"Name a page for token {list(index)}",
+            "Correct it" if copied else f"Name a page for token {list(index)}",
         )
     if "sources" in read:
         x = read["sources"]
@@ -100,13 +100,13 @@ def _named(p: PagedCacheProblem, read: dict[str, Ints], places: Places) -> None:
             f"must be a page, from 0 to {p.pages - 1}",
             "Correct it",
         )
-        written = read["block_table"]
+        written = read["block_table"][:, 0]
         again = np.ones(written.size, bool)
         again[np.unique(written, return_index=True)[1]] = False
         refuse_any(
             "block_table",
             written,
-            again.reshape(written.shape) | np.isin(written, x),
+            again | np.isin(written, x),
             "must differ from those before it, and be no source: pages are copied in any order",
             "Copy in two calls, one after the other",
         )
