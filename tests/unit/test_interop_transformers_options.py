@@ -1,9 +1,8 @@
 """What Transformers' models hand to our attention beside q, k and v: taken as eager attention takes
-it, or refused by name; and what a model's mask says, under torch's inference mode and twice."""
+it, or refused by name."""
 
 from __future__ import annotations
 
-import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +18,7 @@ hf = pytest.importorskip(
 
 from kernelseam.interop.transformers_attention import attention_forward  # noqa: E402
 from kernelseam.interop.transformers_pattern import Pattern, encoded  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from transformers_models import compared, inputs, made, padded  # noqa: E402
+from transformers_models import padded  # noqa: E402
 from transformers_small import inputs as small_inputs  # noqa: E402
 from transformers_small import made as small_model  # noqa: E402
 from transformers_small import result  # noqa: E402
@@ -321,106 +319,3 @@ def test_packed_rows_of_a_model_that_reads_its_mask() -> None:
     expected = result(model, given)
     model.set_attn_implementation("kernelseam")
     close(result(model, given), expected)
-
-
-# --- what is asked of a mask
-
-
-def packed() -> dict[str, Any]:
-    places = torch.cat([torch.arange(n) for n in (7, 1, 9, 7)])[None]
-    ids = padded("none")["input_ids"][:2].reshape(1, -1)
-    return {"input_ids": ids, "position_ids": places, "use_cache": False}
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "bert"])
-@pytest.mark.parametrize("side", ["none", "left", "right", "packed"])
-def test_inference_mode(name: str, side: str) -> None:
-    if side == "packed" and name == "bert":
-        pytest.skip("an encoder's rows are not packed by position_ids")
-    given = packed() if side == "packed" else inputs(name, side)
-    rows = compared(name, given)
-    with torch.inference_mode():
-        found, expected = (
-            made(name, implementation)(
-                **{n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
-            ).logits[rows]
-            for implementation in ("kernelseam", "eager")
-        )
-    error = (found - expected).abs().max() / expected.abs().max()
-    assert error < 4e-6
-
-
-class Waits(TorchDispatchMode):
-    """Counts what a device would make the host wait for."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        listed = torch.Tensor.tolist
-
-        def tolist(x: Any) -> Any:
-            self.found.append("tolist")
-            return listed(x)
-
-        patch.setattr(torch.Tensor, "tolist", tolist)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero"):
-            self.found.append("places" if func.name() == "aten::nonzero" else "number")
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_layers_of_a_model_ask_a_mask_once(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether there is padding, and which rows it has: two waits in six layers."""
-    config = made("llama", "eager").config
-    config.num_hidden_layers = 6
-    config.layer_types = None
-    model = hf.LlamaForCausalLM(config).eval()
-    model.set_attn_implementation("kernelseam")
-    with mode():
-        given = {n: x.clone() for n, x in padded("left").items()}
-        with Waits(monkeypatch) as waits:
-            model(**given, use_cache=False)
-    # an older Transformers says by a tensor at which position queries begin
-    begins = "cache_position" in str(inspect.signature(hf.masking_utils.sdpa_mask))
-    assert waits.found in (["number", "tolist"], ["number"] * (1 + begins) + ["tolist"])
-
-
-def test_a_mask_that_is_written_to_is_asked_again() -> None:
-    q, k, v = qkv()
-    keys = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode():
-            mask = keys.clone()
-            for lost in (2, 3):
-                mask[1, -lost:] = 0
-                seen = causal(6, 6) & mask.bool()[:, None, None]
-                rows = mask[:, :, None, None]
-                found = attention_forward(layer(is_causal=True), q, k, v, mask)[0]
-                close(found * rows, wanted(q, k, v, seen) * rows)
-
-
-@pytest.mark.slow("torch compiles what makes the mask")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("window", [None, 9])
-def test_block_masks_of_flex(window: int | None) -> None:
-    """As Transformers makes them: of its mask functions, padding and all."""
-    from transformers import masking_utils as of_transformers
-
-    made_of = of_transformers.causal_mask_function
-    if window is not None:
-        made_of = of_transformers.sliding_window_causal_mask_function(window)
-    padding = torch.ones(2, 50, dtype=torch.bool)
-    padding[1, :7] = False
-    given = {"mask_function": made_of, "attention_mask": padding}
-    blocks = of_transformers.flex_attention_mask(2, 50, 50, **given)
-    torch.manual_seed(0)
-    query, key, value = (torch.randn(2, heads, 50, 16) for heads in (4, 2, 2))
-    i = torch.arange(50)
-    seen = (i[:, None] >= i) & (i[:, None] - i < (window or 50))
-    whole = (seen & padding[:, None, :])[:, None]
-    module = SimpleNamespace(is_causal=True)
-    got, _ = attention_forward(module, query, key, value, blocks)
-    want, _ = attention_forward(module, query, key, value, whole)
-    torch.testing.assert_close(got, want)

@@ -151,7 +151,7 @@ def attention_forward(
     if seen is not None:
         dense |= torch.compiler.is_compiling()
         if seen.dtype == torch.int32:
-            if not dense:
+            if not dense and queries == keys:
                 rows = _rows(query, key, value)
                 return varlen(rows, sequences_of(attention_mask, seen), asked), None
             mask = _both(mask, (seen[:, -queries:, None] == seen[:, None])[:, None])

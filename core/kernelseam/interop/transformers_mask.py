@@ -1,7 +1,7 @@
 """Masks that our attention takes from Transformers' models. Imports torch and Transformers.
 
 - None, as for eager attention: nothing is hidden.
-- [batch, 1, 1, keys] of bool for padding alone, and [batch, sides, extent, 1, keys] for causality,
+- [batch, 1, 1, keys] of bool for padding alone, and [batch, extent, 1, 1, keys] for causality,
   windows, padding beside them and packed rows: ``transformers_pattern``.
 - [batch, 1, queries, keys] of bool for any other pattern, as Transformers makes it for SDPA.
 - The same of floats, as Transformers makes it for eager attention, for a model that supports
