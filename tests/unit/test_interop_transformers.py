@@ -289,6 +289,7 @@ def _patterns() -> dict[str, tuple[Any, bool, dict[str, Any]]]:
     }
     if hasattr(m, "bidirectional_mask_function"):
         patterns["all"] = (m.bidirectional_mask_function, False, both)
+        patterns["all, of a size"] = (*patterns["all"][:2], {**both, "local_size": 3})
     if hasattr(m, "sliding_window_bidirectional_mask_function"):
         around = m.sliding_window_bidirectional_mask_function(3)
         patterns["window on both sides"] = (around, False, {**both, "local_size": 3})
@@ -354,7 +355,7 @@ def test_masks_say_what_those_of_sdpa_say(pattern: str, place: str, padding: str
     few = found is None or found.dim() == 5 or found.shape[1:3] == (1, 1)
     assert few == pure or queries == 1
     assert found is None or not pure or found.untyped_storage().nbytes() <= 4 * 2 * keys
-    sees_all = pattern == "all" or (pattern == "causal" and place == "last")
+    sees_all = pattern.startswith("all") or (pattern == "causal" and place == "last")
     assert (found is None) == bool(sees_all and (mask is None or mask.all()))
 
 

@@ -160,10 +160,11 @@ def _window(
 ) -> tuple[bool, int | None]:
     """Whether a pattern, given that it has no addition, is a window or has none, and how many keys
     before its own a query sees in that."""
-    if local_size is None:
-        # without a function of its own, a Transformers does not ask for what sees both sides
-        both = getattr(masking_utils, "bidirectional_mask_function", None)
-        return mask_function is (both if bidirectional else causal_mask_function), None
+    # without a function of its own, a Transformers does not ask for what sees both sides
+    both = getattr(masking_utils, "bidirectional_mask_function", None)
+    plain = mask_function is (both if bidirectional else causal_mask_function)
+    if plain or local_size is None:  # DiffusionGemma names a size beside a function without one
+        return plain, None
     if getattr(config, "attention_chunk_size", None) is not None:
         return False, None  # local_size is the size of chunks, or may be
     # a causal window counts the query's own key, a bidirectional one does not
