@@ -208,8 +208,14 @@ def test_a_mask_whose_numbers_may_be_misread_is_refused(mask: Any, match: str) -
         attention_forward(layer(), *qkv(), mask)
 
 
+BOTH_SIDES = SimpleNamespace(is_causal=False)
+
+
 @pytest.mark.parametrize("told", [None, True, False])
-@pytest.mark.parametrize("module", [{}, {"is_causal": True}, {"is_causal": False}])
+@pytest.mark.parametrize(
+    "module",
+    [{}, {"is_causal": True}, {"is_causal": False}, {"is_causal": True, "config": BOTH_SIDES}],
+)
 @pytest.mark.parametrize("given", [None, "padding", "causal", "both sides"])
 def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, told: Any) -> None:
     """It is never assumed: an attention that does not say so is not causal. What a pattern says is
@@ -225,7 +231,8 @@ def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, t
     }
     hides = given == "causal"
     if given in (None, "padding"):
-        hides = module.get("is_causal", False) if told is None else told
+        own = module.get("is_causal", False) and "config" not in module
+        hides = own if told is None else told
     seen = causal(6, 6) if hides else torch.ones(6, 6, dtype=torch.bool)
     if given == "both sides":
         seen = (torch.arange(6)[:, None] - torch.arange(6)).abs() <= 1

@@ -70,7 +70,8 @@ def attention_forward(
     ``transformers_pattern`` has it; [B, 1 or H, S_q or 1, keys] of bool, True where a key is seen,
     or of floats, which are added to the scores; a block mask, as Transformers makes it for flex
     attention; or [B, keys] of bool or integers, 0 at padding. None hides nothing. With the last
-    two, the layer is causal if ``is_causal`` says so, or, where that is None, ``module.is_causal``.
+    two, the layer is causal if ``is_causal`` says so, or, where that is None, ``module.is_causal``,
+    unless ``module.config.is_causal`` is False (StableLM's layers do not pass that on).
     Beside another mask ``is_causal`` says nothing: some models pass False because there is one.
     ``sliding_window`` is what the mask was made of, and is not applied again.
 
@@ -91,7 +92,7 @@ def attention_forward(
     """
     if dropout or not options.keys() <= OF_THE_MODEL:
         refuse(dropout, options)
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    causal = _is_causal(module) if is_causal is None else is_causal
     plain = (
         attention_mask is s_aux is sinks is position_bias is indices is block_indices is None
         and cu_seq_lens_q is cu_seq_lens_k is max_length_q is max_length_k is None
@@ -190,6 +191,12 @@ def attention_forward(
     if plain:
         learn(_LAYER, (scaling, softcap, pattern.causal))
     return result.transpose(1, 2), None
+
+
+def _is_causal(module: Any) -> bool:
+    if not getattr(module, "is_causal", False):
+        return False
+    return getattr(getattr(module, "config", None), "is_causal", None) is not False
 
 
 def _rows(*given: Tensor) -> tuple[Tensor, ...]:
