@@ -177,7 +177,7 @@ def test_a_float_beyond_int64_is_the_largest() -> None:
         (lambda s, i: s.astype("e"), "the function rounds to float16"),
         (lambda s, i: s.to("cpu", torch.bfloat16), "the function rounds to bfloat16"),
         (lambda s, i: s.to(torch.float8_e5m2), "the function rounds to float8_e5m2"),
-        (lambda s, i: s.astype(np.uint16), "expressions have no uint16"),
+        (lambda s, i: s.astype(np.uint16), "uint16 is no type that an expression has"),
         (lambda s, i: s.astype("of none"), "'of none' is no dtype. Give one of bool, uint8"),
         (lambda s, i: np.add.reduce(s), "add.reduce is of whole arrays"),
     ],

@@ -81,6 +81,8 @@ def _astype(x: Any, dtype: Any = None, *_: Any, **__: Any) -> Node:
 
 def _dtype_name(dtype: Any) -> str | None:
     """As NumPy, torch or Python call it; None where it is none."""
+    if not isinstance(dtype, type):
+        dtype = getattr(dtype, "dtype", dtype)  # a tensor's, made inside the function
     name = str(getattr(dtype, "__name__", dtype))
     if name.startswith("torch.") or name in ELEMENT_TYPES or name in _PYTHON:
         return name.removeprefix("torch.")
@@ -92,12 +94,14 @@ def _dtype_name(dtype: Any) -> str | None:
 
 def _converted(x: Node, name: str) -> Node:
     type = ELEMENT_TYPES.get(name, _PYTHON.get(name))
-    if type is None or name in ("float16", "bfloat16"):
+    if name in ("float16", "bfloat16"):
         raise Untraceable(
-            f"the function rounds to {name}, and expressions are of float32"
-            if "float" in name
-            else f"expressions have no {name}",
+            f"the function rounds to {name}, and expressions are of float32",
             "Leave the conversion out",
+        )
+    if type is None:
+        raise Untraceable(
+            f"{name} is no type that an expression has", "Convert to bool, int32, int64 or float32"
         )
     y = cast(x, type)
     if name in _NARROW:
@@ -165,8 +169,8 @@ def _pow(x: Any, y: Any) -> Node:
 
 
 def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Node:
-    if rounding_mode == "trunc":
-        raise Untraceable('rounding_mode = "trunc" is not supported', 'Use "floor"')
+    if rounding_mode not in (None, "floor"):
+        raise Untraceable(f'rounding_mode = "{rounding_mode}" is not supported', 'Use "floor"')
     return make("floordiv" if rounding_mode == "floor" else "div", as_node(x), as_node(y))
 
 
@@ -180,8 +184,9 @@ def _gelu(x: Any, approximate: str = "none") -> Node:
 
 def _softplus(x: Any, beta: float = 1, threshold: float = 20) -> Node:
     scaled = _make("mul")(x, float(beta))
-    soft = _make("div")(_make("log1p")(_make("exp")(scaled)), float(beta))
-    return where(make("lt", constant(float(threshold)), scaled), x, soft)
+    beyond = make("lt", constant(float(threshold)), scaled)
+    low = where(beyond, 0.0, scaled)  # a derivative of 0·inf would be NaN
+    return where(beyond, x, _make("div")(_make("log1p")(_make("exp")(low)), float(beta)))
 
 
 def _new(value: int | None = None) -> Callable[..., Node]:

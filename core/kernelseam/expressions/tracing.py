@@ -11,9 +11,11 @@ from __future__ import annotations
 import inspect
 import linecache
 import os
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from kernelseam.errors import InvalidValue
@@ -120,10 +122,11 @@ def _traced(kind: Kind, function: Function) -> tuple[Lifter, Node]:
 
 
 def _once(kind: Kind, function: Function, constants: frozenset[Path]) -> tuple[Lifter, Node]:
-    lifter = Lifter(constants)
+    lifter, torch = Lifter(constants), sys.modules.get("torch")
     inputs = [Value(lifter, coordinate(*c)) for c in kind.coordinates]
     named = {n: Value(lifter, coordinate(n)) for n in asked(function, kind.keywords)}
-    return lifter, as_node(_input(_call(kind, lifter.lift(function, ()), inputs, named)))
+    with torch.enable_grad() if torch is not None else nullcontext():
+        return lifter, as_node(_input(_call(kind, lifter.lift(function, ()), inputs, named)))
 
 
 def _call(kind: Kind, lifted: Any, inputs: list[Value], named: dict[str, Value]) -> Any:

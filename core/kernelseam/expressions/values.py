@@ -49,9 +49,12 @@ def call(name: str, *arguments: Any, **options: Any) -> Value:
         arguments = arguments[::-1]
     inputs = [_input(x) for x in arguments]
     try:
-        return Value(recorder, compute(*inputs, **{k: _input(x) for k, x in options.items()}))
+        node = compute(*inputs, **{k: _input(x) for k, x in options.items()})
     except TypeError as error:
         raise Untraceable(f"{name}: {error}", "Write it with fewer arguments") from error
+    torch = sys.modules.get("torch")  # under its no_grad in the function: it is on outside
+    constant = torch is not None and not torch.is_grad_enabled() and node.type is Type.FLOAT
+    return Value(recorder, Node("detach", Type.FLOAT, (node,)) if constant else node)
 
 
 def _input(x: Any) -> Any:
@@ -87,7 +90,13 @@ class Value:
             raise Untraceable(
                 "a tensor that was made inside the function is indexed", "Make it outside"
             )
-        return call(func.__name__.strip("_"), *args, **kwargs or {})
+        name, options = func.__name__, kwargs or {}
+        if options.get("inplace") or name.rstrip("_") + "_" == name:
+            raise Untraceable(
+                f"{name} changes its argument in place",
+                f"Use what torch.{name.strip('_')} returns",
+            )
+        return call(name.strip("_"), *args, **options)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **options: Any) -> Any:
         if method != "__call__":
