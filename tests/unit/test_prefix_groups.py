@@ -170,6 +170,7 @@ def test_ancestors_follow_parents() -> None:
         ([[-1, 0], [-1, -2]], r"parents\[1, 1\] = -2: must be −1 or a draft before it"),
         ([-1] * 65, r"parents = int64 of shape \[65\]: must be integers \[n\] or \[B, n\], n up"),
         ([0.5], r"parents = float64 of shape \[1\]: must be integers"),
+        ([[-1, 0], [-1]], r"parents = list: must be rows of one length. Pad shorter ones with −1"),
     ],
 )
 def test_parents_are_checked(parents: Any, words: str) -> None:
@@ -187,8 +188,16 @@ def test_ancestors_are_checked() -> None:
         kernelseam.tree_mask(np.zeros((2, most), dtype), lengths)
         with pytest.raises(InvalidValue, match=rf"\[2, {most + 1}\]: must be .* n up to {most} of"):
             kernelseam.tree_mask(np.zeros((2, most + 1), dtype), lengths)
-    with pytest.raises(InvalidValue, match=r"^ancestors = of int16: must be int32 or int64\. "):
+    with pytest.raises(InvalidValue, match=r"^ancestors = of int16: must be an array of int"):
         kernelseam.tree_mask(np.zeros((2, 5), np.int16), lengths)
+    ancestors = np.zeros((2, 5), np.int32)
+    for wrong, kind in (([3, 4], "list"), (None, "NoneType"), (lengths * 1.0, "float64")):
+        with pytest.raises(InvalidValue, match=f"^kv_lengths = of {kind}: must be an array of int"):
+            kernelseam.tree_mask(ancestors, wrong)
+    with pytest.raises(InvalidValue, match="^ancestors = of list: must be an array of int32"):
+        kernelseam.tree_mask([[1, 3]], lengths)
+    with pytest.raises(InvalidValue, match="^cu_seqlens_q = of list: must be an array of int32"):
+        kernelseam.tree_mask(ancestors[0], lengths, [0, 2, 5])
 
 
 def test_drafts_beyond_32_see_their_ancestors() -> None:

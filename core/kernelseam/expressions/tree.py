@@ -24,7 +24,11 @@ def tree_ancestors(parents: Any) -> npt.NDArray[np.int32] | npt.NDArray[np.int64
     int64: bit j of element i says that draft i descends from draft j, or is it. Raises
     InvalidValue.
     """
-    given = np.asarray(parents)
+    try:
+        given = np.asarray(parents)
+    except ValueError as error:  # NumPy's, which names no operand
+        rule, remedy = "must be rows of one length", "Pad shorter ones with −1"
+        raise InvalidValue("parents", type(parents).__name__, rule, remedy) from error
     if given.ndim not in (1, 2) or given.dtype.kind not in "iu" or given.shape[-1] > MOST_DRAFTS:
         raise InvalidValue(
             "parents",
@@ -59,11 +63,10 @@ def tree_mask(ancestors: Any, kv_lengths: Any, cu_seqlens_q: Any = None) -> Mask
     ``kv_lengths`` int32 [B] counts the drafts. All are on the device of q; contents may change
     between calls and between replays of a graph. Raises InvalidValue.
     """
-    dtype = str(ancestors.dtype).removeprefix("torch.")
-    if dtype not in _BITS:
-        raise InvalidValue(
-            "ancestors", f"of {dtype}", "must be int32 or int64", "Take what tree_ancestors makes"
-        )
+    dtype = _dtype("ancestors", ancestors, "Take what tree_ancestors makes")
+    for name, x in (("kv_lengths", kv_lengths), ("cu_seqlens_q", cu_seqlens_q)):
+        if x is not None or name == "kv_lengths":
+            _dtype(name, x, "Take what attention_paged takes")
     shape, rank = tuple(ancestors.shape), 2 if cu_seqlens_q is None else 1
     if len(shape) != rank or (rank == 2 and shape[1] > _BITS[dtype]):
         rule = f"must be [B, n], n up to {_BITS[dtype]} of {dtype}"
@@ -82,6 +85,14 @@ def tree_mask(ancestors: Any, kv_lengths: Any, cu_seqlens_q: Any = None) -> Mask
         return _sees(ancestors[first + q_idx], kv_idx - (kv_lengths[b] - drafts))
 
     return of_entries if rank == 2 else of_packed_rows
+
+
+def _dtype(name: str, x: Any, remedy: str) -> str:
+    """Of an array of integers. Raises InvalidValue for another, and for what is no array."""
+    dtype = str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch.")
+    if dtype not in _BITS:
+        raise InvalidValue(name, f"of {dtype}", "must be an array of int32 or int64", remedy)
+    return dtype
 
 
 def _sees(bits: Any, draft: Any) -> Any:
