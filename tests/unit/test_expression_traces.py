@@ -166,7 +166,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], str, str]] = {
     "shift": (lambda s, b, h, q, kv: s >> 1, "s >> 1", "are of integers and bools"),
     "shift by": (lambda s, b, h, q, kv: s * (q >> TABLE[q, kv]), "q >> TABLE", "Convert it, or"),
     "bits": (lambda s, b, h, q, kv: s * (TABLE[q, kv] & kv), "& kv", "are of integers and bools"),
-    "xor": (lambda s, b, h, q, kv: s * (q ^ TABLE[q, kv]), "q ^ TABLE", "are of integers and bools"),
+    "xor": (
+        lambda s, b, h, q, kv: s * (q ^ TABLE[q, kv]),
+        "q ^ TABLE",
+        "are of integers and bools",
+    ),
     "invert": (lambda s, b, h, q, kv: ~s, "~s", "are of integers and bools"),
     "big": (lambda s, b, h, q, kv: s + BIG, "s + BIG", "does not fit int32"),
     "signature": (
