@@ -244,3 +244,10 @@ def test_the_oracle_calls_the_function_itself() -> None:
     got = called(mod, scores, 0, 1, np.arange(3)[:, None], np.arange(4), q_len=3, kv_len=4)
     np.testing.assert_array_equal(got, scores * 2 + np.subtract.outer(np.arange(3), np.arange(4)))
     assert seen == [3]
+
+
+def test_the_oracle_refuses_what_kernels_move_inside_of_an_array() -> None:
+    few = np.zeros(3)
+    rule = "index 3 is out of bounds .*: kernels move such an index inside, and the oracle calls"
+    with pytest.raises(InvalidValue, match=f"<lambda> = {rule}"):
+        called(lambda b, h, i, j: few[j] > 0, 0, 0, np.arange(3)[:, None], np.arange(4))

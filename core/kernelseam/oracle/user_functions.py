@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.errors import InvalidValue
+
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]
 STEP = 1e-6
@@ -20,7 +22,20 @@ STEP = 1e-6
 
 def called(function: Function, *values: Any, **named: int) -> Array:
     """The function's values: over torch's tensors where it reads any or calls torch, else over
-    NumPy's arrays. Of the named values it gets those that it has parameters for."""
+    NumPy's arrays. Of the named values it gets those that it has parameters for. Raises
+    InvalidValue where it reads outside of an array."""
+    try:
+        return _called(function, values, named)
+    except IndexError as e:
+        raise InvalidValue(
+            getattr(function, "__name__", "function"),
+            str(e),
+            "kernels move such an index inside, and the oracle calls the function itself",
+            "Move it inside in the function: clip(i, 0, n - 1)",
+        ) from e
+
+
+def _called(function: Function, values: tuple[Any, ...], named: dict[str, int]) -> Array:
     asked = {n: x for n, x in named.items() if n in inspect.signature(function).parameters}
     torch: Any = sys.modules.get("torch")
     if torch is not None and _is_of_torch(torch, function, 0):
