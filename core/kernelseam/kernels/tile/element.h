@@ -86,8 +86,14 @@ template<> struct Loaded<float, bf16> { static KS_DEVICE float from(bf16 x) { re
 
 // An index within an array: what is out of it, a product that overflowed among it, is moved to its last element; negative ones count from
 // the end.
-KS_DEVICE i64 inside_of(int i, int n) { return (unsigned)i < (unsigned)n ? i : n - 1; }
-KS_DEVICE i64 inside_of(i64 i, int n) { return (unsigned long long)i < (unsigned long long)n ? i : n - 1; }
+KS_DEVICE i64 inside_of(int i, int n) {
+  const unsigned last = n - 1;
+  return (unsigned)i < last ? (unsigned)i : last;
+}
+KS_DEVICE i64 inside_of(i64 i, int n) {
+  const unsigned long long last = n - 1;
+  return (unsigned long long)i < last ? i : n - 1;
+}
 template<class I> KS_DEVICE i64 wrapped(I i, int n) {
   const i64 j = i < 0 ? (i64)i + n : i;
   return j < 0 ? 0 : inside_of(j, n);
