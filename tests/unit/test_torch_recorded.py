@@ -191,3 +191,22 @@ def test_vectorized_jacobian(result: int) -> None:
     )
     assert want.abs().max() > 0.01
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("learnt", [(1,), (2,), (1, 2), (0,)], ids=str)
+@pytest.mark.parametrize("name", ["fused_qkv_projection", "fused_output_projection_residual"])
+def test_gradients_of_some_operands_alone(name: str, learnt: tuple[int, ...]) -> None:
+    """torch leaves out the last operands of an operator where they are None, as an input is that
+    no gradient needs."""
+    call = calls_of(name, "differentiable")
+    operands = [x.detach().clone() for x in functions()[name].operands]
+    for i in learnt:
+        operands[i].requires_grad_()
+    eager = several(call(*operands))
+    with FlopCounterMode(display=False):
+        followed = several(call(*operands))
+    asked = [operands[i] for i in learnt]
+    want = torch.autograd.grad(sum(x.square().sum() for x in eager), asked)
+    got = torch.autograd.grad(sum(x.square().sum() for x in followed), asked)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -142,10 +142,11 @@ def _asked(wanted: tuple[Any, ...], bias_dtype: Any, options: Any) -> dict[str, 
 
 def _bwd_compute(function: Callable[..., Any], count: int) -> Callable[..., Any]:
     """What computes gradients by a function on arrays, where those of results are the first
-    ``count`` tensors."""
+    ``count`` tensors. torch leaves out the last where they are None."""
 
     def compute(*tensors: Tensor, bias_dtype: Any = None, **options: Any) -> Any:
-        given = (*map(with_rows, tensors[:count]), *tensors[count:])
+        left_out = (None,) * (count + 2 - len(tensors))
+        given = (*map(with_rows, tensors[:count]), *tensors[count:], *left_out)
         with torch.no_grad():
             result = function(*given, bias_dtype=dtype_name(bias_dtype), **options)
         return tuple(none(given[0]) if x is None else x for x in result[:3])
