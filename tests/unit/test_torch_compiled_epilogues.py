@@ -256,6 +256,21 @@ def test_export_and_vmap() -> None:
     torch.testing.assert_close(found, want.expand(2, M, N))
 
 
+@pytest.mark.parametrize("learnt", [(0,), (1,), (0, 1)], ids=str)
+def test_gradients_around_vmap(learnt: tuple[int, ...]) -> None:
+    """What is mapped stands for a tensor that wants a gradient, and does not say so itself."""
+    given = [drawn(2, M, K), drawn(2, K, N)]
+    for i in learnt:
+        given[i].requires_grad_()
+    one = lambda a, b: ks_torch.matmul2d(a, b, epilogue="swiglu")  # noqa: E731
+    mapped, asked = torch.func.vmap(one), [given[i] for i in learnt]
+    want = ks_torch.bmm(*given, epilogue="swiglu").square().sum()
+    gradients = torch.autograd.grad(want, asked)
+    for run in (mapped, compiled(lambda a, b: mapped(a, b))[0]):
+        found = torch.autograd.grad(run(*given).square().sum(), asked)
+        torch.testing.assert_close(found, gradients)
+
+
 def test_refusals() -> None:
     def multiply(a: Any, b: Any, x: Any) -> Any:
         return ks_torch.matmul2d(a, b, epilogue=epilogues.row_bias(x))

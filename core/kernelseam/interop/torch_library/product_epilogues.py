@@ -109,12 +109,30 @@ def with_epilogue(product: Product) -> Callable[..., Any]:
 
     def call(*tensors: Tensor | None, **given: Any) -> Any:
         """Of what gradients may be wanted of, with what they start from."""
-        kept = torch.is_grad_enabled() and any(
-            isinstance(x, torch.Tensor) and x.requires_grad for x in tensors
-        )
+        kept = torch.is_grad_enabled() and any(map(_wants, tensors))
         return operator(*tensors, keep_preactivation=kept, **given)
 
     return call
+
+
+def _wants(x: Tensor | None) -> bool:
+    """Whether a gradient is wanted of it or, under torch.func's transforms, of what it stands
+    for."""
+    while x is not None and not x.requires_grad and _is_wrapped(x):
+        x = _unwrapped(x)
+    return x is not None and x.requires_grad
+
+
+def _may_want(x: Tensor | None) -> bool:
+    """``_wants`` as Dynamo follows it, which sees not through what stands for others."""
+    return x is not None and (
+        x.requires_grad or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+_wants._torchdynamo_inline = _may_want  # type: ignore[attr-defined]
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_unwrapped = torch._C._functorch.get_unwrapped
 
 
 def multiply(
