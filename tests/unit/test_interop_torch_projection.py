@@ -138,6 +138,16 @@ def test_gradients_are_rotated_back(style: str, layout: str) -> None:
     )
 
 
+def test_tables_lie_as_float32_beside_float64() -> None:
+    """They need not be aligned as what they rotate is."""
+    x, weight = tensors((B, S, HIDDEN), (WIDTH, HIDDEN), dtype=torch.float64)
+    cos, sin = (torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x) for x in angles(S))
+    assert cos.data_ptr() % 8 == sin.data_ptr() % 8 == 4
+    got = ks.fused_qkv_projection(x, weight, None, H, G, rotary=(cos, sin))
+    want = formula(x, weight, None, "bhsd", (cos, sin))
+    agree(got, want, {"x": x, "weight": weight}, 1e-12)
+
+
 def test_they_are_rotated_by_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by torch's operations, which are for calls that torch follows."""
     launched: list[Any] = []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
+from kernelseam.descriptors.common.validation import WIDE
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
 
@@ -101,6 +102,10 @@ class PagedCacheProblem:
     def operands(self) -> tuple[OperandRule, ...]:
         return tuple(self._operands())
 
+    def _align(self, dtype: DType) -> int:
+        """Of an operand of another dtype than the rows', which may be wider than it is."""
+        return max(WIDE if self.spec.vector == WIDE else 0, dtype.itemsize)
+
     def _operands(self) -> Iterator[OperandRule]:
         s, live = self.spec, int(self.tokens > 0)
         gather, copy = s.direction == "gather", s.direction == "copy"
@@ -159,11 +164,10 @@ class PagedCacheProblem:
         if s.rotary:
             shape = (self.max_position * live, s.rotary_dim // 2)
             for name in ("cos", "sin"):
-                yield OperandRule(name, f32, shape, (self.cos_stride, 1), max(s.vector, 4))
+                yield OperandRule(name, f32, shape, (self.cos_stride, 1), self._align(f32))
         if s.norm:
             for name in ("q_norm",) * s.q + ("k_norm",):
-                align = max(s.vector, s.norm.itemsize)
-                yield OperandRule(name, s.norm, (s.head_dim * live,), (1,), align)
+                yield OperandRule(name, s.norm, (s.head_dim * live,), (1,), self._align(s.norm))
         if s.scaled:
             of_tokens = s.scaled == "tokens"
             pages, rows = (self.pages * live, self.page_size) if of_tokens else (live, 1)
