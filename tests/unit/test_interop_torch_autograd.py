@@ -322,3 +322,23 @@ def test_what_is_refused(refused: Refused) -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
     assert not hasattr(ks, "attention_pooled")
+
+
+NEGATED: dict[str, Any] = {
+    "attention": lambda q, k, v: ks.attention(q, k, v),
+    "bmm": lambda q, k, v: ks.bmm(q, k, b_transposed=True),
+    "bmm with an epilogue": lambda q, k, v: ks.bmm(q, k, b_transposed=True, epilogue="gelu"),
+    "fused_qkv_projection": lambda q, k, v: ks.fused_qkv_projection(q[0], k[0, 0], None, 1)[0],
+}
+
+
+@pytest.mark.parametrize("name", NEGATED)
+def test_a_gradient_whose_memory_is_negated(name: str) -> None:
+    """As that of x.conj().imag is: its caller cannot resolve it."""
+    q, k, v = (torch.randn(1, 2, 3, 4, dtype=torch.float64).requires_grad_() for _ in "qkv")
+    result = NEGATED[name](q, k, v)
+    dout = torch.randn(result.shape, dtype=torch.float64)
+    lazy = torch._neg_view(-dout)
+    assert lazy.is_neg()
+    found = torch.autograd.grad(result, (q, k), lazy, retain_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(result, (q, k), dout), rtol=0, atol=0)

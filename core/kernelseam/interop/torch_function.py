@@ -220,6 +220,9 @@ def differentiable_once(
 
     def decorated(gradients: Callable[..., Gradients]) -> Callable[..., Gradients]:
         def backward(ctx: Any, *given: Tensor) -> Gradients:
+            for i, x in enumerate(given):
+                if x is not None and x.is_neg():  # as x.conj().imag makes it
+                    given = (*given[:i], x.resolve_neg(), *given[i + 1 :])
             if not torch.is_grad_enabled():
                 return gradients(ctx, *given)
             with torch.no_grad():
