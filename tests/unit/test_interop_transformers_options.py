@@ -244,6 +244,28 @@ def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, t
     close(found * rows, wanted(q, k, v, seen.expand(2, 1, 6, 6)) * rows)
 
 
+def test_modules_that_say_causal_of_what_sees_both_sides() -> None:
+    """BridgeTower's layers of tokens and images, whose own attention does not read it."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2}
+    text = sizes | {"num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 97}
+    parts = {"text_config": text, "vision_config": sizes | {"image_size": 32}}
+    config = hf.BridgeTowerConfig(**sizes, **parts, num_attention_heads=4, intermediate_size=64)
+    torch.manual_seed(7)
+    model = hf.BridgeTowerModel(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            torch.nn.init.normal_(parameter, std=0.2)
+    given = {"input_ids": torch.arange(3, 9)[None], "pixel_values": torch.randn(1, 3, 32, 32)}
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(**given)
+        model.set_attn_implementation("kernelseam")
+        found = model(**given)
+    for name in ("text_features", "image_features"):
+        error = (found[name] - expected[name]).abs().max() / expected[name].abs().max()
+        assert error < 4e-6, name
+
+
 def test_rows_that_are_not_contiguous_are_copied() -> None:
     """By every order of axes; with gradients."""
     plain = [x.requires_grad_() for x in qkv()]

@@ -71,7 +71,8 @@ def attention_forward(
     or of floats, which are added to the scores; a block mask, as Transformers makes it for flex
     attention; or [B, keys] of bool or integers, 0 at padding. None hides nothing. With the last
     two, the layer is causal if ``is_causal`` says so, or, where that is None, ``module.is_causal``,
-    unless ``module.config.is_causal`` is False (StableLM's layers do not pass that on).
+    unless ``module.config.is_causal`` is False (StableLM's layers do not pass that on), or the
+    model supports neither SDPA nor FlashAttention, which alone read it (BridgeTower).
     Beside another mask ``is_causal`` says nothing: some models pass False because there is one.
     ``sliding_window`` is what the mask was made of, and is not applied again.
 
@@ -92,7 +93,7 @@ def attention_forward(
     """
     if dropout or not options.keys() <= OF_THE_MODEL:
         refuse(dropout, options)
-    causal = _is_causal(module) if is_causal is None else is_causal
+    causal = _is_causal(module, query.shape[2]) if is_causal is None else is_causal
     plain = (
         attention_mask is s_aux is sinks is position_bias is indices is block_indices is None
         and cu_seq_lens_q is cu_seq_lens_k is max_length_q is max_length_k is None
@@ -193,10 +194,16 @@ def attention_forward(
     return result.transpose(1, 2), None
 
 
-def _is_causal(module: Any) -> bool:
-    if not getattr(module, "is_causal", False):
-        return False
-    return getattr(getattr(module, "config", None), "is_causal", None) is not False
+def _is_causal(module: Any, queries: int) -> bool:
+    """Whether a module says so, of a model that leaves causality to its modules."""
+    config = getattr(module, "config", None)
+    if not getattr(module, "is_causal", False) or config is None or queries == 1:
+        return bool(getattr(module, "is_causal", False))
+    # imports Transformers, which a module with a config is of
+    from kernelseam.interop.transformers_mask import supported
+
+    found = supported(config)
+    return getattr(config, "is_causal", None) is not False and (found.sdpa or found.flash)
 
 
 def _rows(*given: Tensor) -> tuple[Tensor, ...]:

@@ -55,7 +55,7 @@ def attention_mask(
     Raises InvalidValue for a model whose attention is its own code: Transformers takes any name
     where such a model is made, and the model would misread the mask.
     """
-    support = _Support() if config is None else _support(config)
+    support = _Support() if config is None else supported(config)
     if attention_mask is not None and attention_mask.dim() != 2:
         return attention_mask
     if cache_position is None:
@@ -112,8 +112,8 @@ class _Support(NamedTuple):
     flash: bool = True
 
 
-def _support(config: Any) -> _Support:
-    """Raises InvalidValue for a model with an attention of its own."""
+def supported(config: Any) -> _Support:
+    """What a config's model says. Raises InvalidValue for a model with an attention of its own."""
     home = type(config).__module__
     found: _Support | None = _supported(
         home.replace(".configuration_", ".modeling_"), home, type(config).__name__
