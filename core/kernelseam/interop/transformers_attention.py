@@ -93,7 +93,9 @@ def attention_forward(
     """
     if dropout or not options.keys() <= OF_THE_MODEL:
         refuse(dropout, options)
-    causal = _is_causal(module, query.shape[2]) if is_causal is None else is_causal
+    causal = is_causal
+    if causal is None:  # to a single query it is nothing
+        causal = getattr(module, "is_causal", False) if query.shape[2] == 1 else _is_causal(module)
     plain = (
         attention_mask is s_aux is sinks is position_bias is indices is block_indices is None
         and cu_seq_lens_q is cu_seq_lens_k is max_length_q is max_length_k is None
@@ -194,10 +196,10 @@ def attention_forward(
     return result.transpose(1, 2), None
 
 
-def _is_causal(module: Any, queries: int) -> bool:
+def _is_causal(module: Any) -> bool:
     """Whether a module says so, of a model that leaves causality to its modules."""
     config = getattr(module, "config", None)
-    if not getattr(module, "is_causal", False) or config is None or queries == 1:
+    if not getattr(module, "is_causal", False) or config is None:
         return bool(getattr(module, "is_causal", False))
     # imports Transformers, which a module with a config is of
     from kernelseam.interop.transformers_mask import supported

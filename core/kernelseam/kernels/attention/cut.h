@@ -19,8 +19,9 @@ struct Cut {
         lead = cuts > 1 ? ITEM_COST : 0;
       }
     }
-    each = (span - lead) / parts, more = span - lead - parts * each;
+    share();
   }
+  KS_DEVICE void share() { each = (span - lead) / parts, more = span - lead - parts * each; }
   KS_DEVICE int begin(int block) const {
     const int before = block / parts, part = block - before * parts;
     return min_of(before * span + (part ? lead : 0) + part * each + min_of(part, more), total);

@@ -383,7 +383,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
     const bool whole = piece.end - piece.tile == tiles;
     // The blocks that have tiles of this item.
     Cut places = cut;
-    places.each = opaque(cut.each), places.more = opaque(cut.more);
+    places.span = opaque(cut.span), places.share();  // anew: registers are few
     const int first_block = whole ? block : places.taker(item_begin);
     const int last_block = whole ? block : places.taker(item_begin + tiles - 1);
     auto state_of = [=](int b) { return 2 * b + (b == first_block); };
