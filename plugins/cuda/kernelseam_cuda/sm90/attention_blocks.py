@@ -130,6 +130,11 @@ def is_listed(spec: AttentionSpec) -> bool:
     return spec.prefix or has_mask_mod(spec)
 
 
+def by_pair(spec: AttentionSpec) -> bool:
+    """Whether the gradients compute scores by element or walk over lists: no plain band."""
+    return by_element(spec) or is_listed(spec)
+
+
 def mask_axes(p: AttentionProblem) -> tuple[bool, bool]:
     """Whether the mask tells entries and heads apart, so that tiles of each have words."""
     s = p.spec

@@ -47,6 +47,8 @@ from kernelseam_cuda.sm90.attention_bwd_rows import (
     WIDTHS,
     WORKSPACE,
     HopperBackwardKernel,
+    row_extents,
+    row_map,
     tiles_of,
 )
 from kernelseam_cuda.sm90.attention_bwd_tiles import BACKWARD_REGISTERS, HopperWideBackwardTile
@@ -55,11 +57,11 @@ from kernelseam_cuda.sm90.attention_query_lists import LISTS, QUERY_LISTS, list_
 from kernelseam_cuda.sm90.attention_query_lists import steps as query_list_steps
 from kernelseam_cuda.sm90.attention_score_gradient import SCORE_GRADIENT
 from kernelseam_cuda.sm90.attention_score_gradient import steps as score_gradient_steps
-from kernelseam_cuda.sm90.tiles import PANEL, promotion
+from kernelseam_cuda.sm90.tiles import PANEL
 
 _CONSUMERS = 2
 """Of a block; each adds to a piece of its own of the sums: sums.h."""
-_BOX_COLUMNS, _STORE_ROWS = 64, 16
+_STORE_ROWS = 16
 _COUNTERS_BYTES = 256
 
 _MAPS = {
@@ -223,12 +225,8 @@ class HopperAttentionBwd(HopperBackwardKernel):
     def tensor_maps(
         self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device
     ) -> dict[str, TensorMap]:
-        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64
-        columns."""
         p, s = problem.forward, problem.spec.forward
-        packed = s.q_view == "packed"
-        batch = 1 if packed else p.batch
-        queries, keys = (p.total_q, p.total_k) if packed else (p.S_q, p.S_k)
+        queries, keys, entries = row_extents(p)
         of_queries, of_keys = (queries, p.num_heads), (keys, p.kv_heads // tile.head_parts)
         of_sums = keys, p.kv_heads
         shapes = {
@@ -240,15 +238,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
             "dv_map": (s.value_dim, of_sums, problem.dv_strides, _STORE_ROWS),
         }
         return {
-            name: TensorMap(
-                _MAPS[name],
-                s.dtype,
-                (columns, *rows, batch),
-                (1, *reversed(strides)),
-                (_BOX_COLUMNS, box, 1, 1),
-                swizzle=128,
-                l2_promotion=promotion(columns * s.dtype.itemsize),
-            )
+            name: row_map(_MAPS[name], s.dtype, (columns, *rows, entries), strides, box)
             for name, (columns, rows, strides, box) in shapes.items()
         }
 

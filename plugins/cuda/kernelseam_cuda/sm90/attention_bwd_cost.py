@@ -31,12 +31,17 @@ def sees_fewer(p: AttentionProblem, keys: int) -> bool:
     return p.visible < keys * p.S_q
 
 
+def head_blocks(p: AttentionProblem, rows: int) -> int:
+    """Blocks of so many queries that a head has, as sums.h numbers them: of an entry, or of all
+    packed sequences, each of which begins one."""
+    return p.total_q // rows + p.batch if p.spec.q_view == "packed" else divide_up(p.S_q, rows)
+
+
 def total_blocks(problem: AttentionBwdProblem, tile: BackwardTile) -> int:
-    """Blocks of sums: sums.h numbers them."""
+    """Blocks of sums."""
     p = problem.forward
-    if p.spec.q_view == "packed":
-        return (p.total_q // tile.step + p.batch) * p.num_heads
-    return p.batch * p.num_heads * divide_up(p.S_q, tile.step)
+    entries = 1 if p.spec.q_view == "packed" else p.batch
+    return entries * p.num_heads * head_blocks(p, tile.step)
 
 
 def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, int]:
@@ -59,7 +64,6 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
     section = divide_up(heads, divide_up(heads, max(section_bytes // head_bytes, fewest)))
     sections = divide_up(heads, section)
     cycle = 0 if p.spec.batch_invariant else 2 if p.head_group > 1 else sections
-    packed = p.spec.q_view == "packed"
     return {
         "key_tiles": key_tiles,
         "total": key_tiles * heads,
@@ -71,7 +75,7 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
         "head_group": p.head_group,
         "head_parts": tile.head_parts,
         "query_blocks": query_blocks,
-        "head_blocks": p.total_q // tile.step + p.batch if packed else query_blocks,
+        "head_blocks": head_blocks(p, tile.step),
         "num_heads": p.num_heads,
     }
 

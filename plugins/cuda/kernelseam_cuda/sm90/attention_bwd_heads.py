@@ -12,7 +12,7 @@ from kernelseam.frozen import changed
 from kernelseam.kernels.attention.row_kernels import SUM_AXES, RowTile, SumProblem, SumSpec
 from kernelseam.kernels.elements import divide_up
 
-from kernelseam_cuda.sm90.attention_blocks import by_element, is_listed
+from kernelseam_cuda.sm90.attention_blocks import by_pair
 from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
 
 WORTH_SHARING = 6
@@ -26,7 +26,7 @@ def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
     or listed is by KV head: not there."""
     spec = problem.spec.forward
     dense = (spec.q_view, spec.kv_view) == ("strided", "strided")
-    dense = dense and not (by_element(spec) or is_listed(spec))
+    dense = dense and not by_pair(spec)
     divides = problem.forward.head_group % tile.head_parts == 0
     return tile.head_parts == 1 or (dense and divides and not spec.batch_invariant)
 

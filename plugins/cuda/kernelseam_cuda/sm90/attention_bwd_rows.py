@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernelseam.contract import ArchRow, Device, Launches
+from kernelseam.contract import ArchRow, Device, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
-from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
+from kernelseam.dtypes import DType
 from kernelseam.frozen import changed
 from kernelseam.kernels.attention.arguments import (
     MATRICES,
@@ -25,7 +26,7 @@ from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import divide_up, refuse_row_strides, row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention_blocks import by_element, is_listed, mask_axes
+from kernelseam_cuda.sm90.attention_blocks import by_pair, is_listed, mask_axes
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     row_work,
@@ -36,6 +37,7 @@ from kernelseam_cuda.sm90.attention_bwd_heads import shared_out
 from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD, HopperBackwardTile
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_far_scores, refuse_rows
 from kernelseam_cuda.sm90.kernel import HopperKernel
+from kernelseam_cuda.sm90.tiles import PANEL, promotion
 
 SUPPORTED = (
     ANY_VIEW
@@ -220,6 +222,34 @@ class QueryGradient(HopperBackwardKernel):
 ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()
 
 
+def row_extents(p: AttentionProblem) -> tuple[int, int, int]:
+    """Rows of queries and of keys of a head, and entries, as tensor maps have them: packed rows are
+    of one."""
+    if p.spec.q_view == "packed":
+        return p.total_q, p.total_k, 1
+    return p.S_q, p.S_k, p.batch
+
+
+def row_map(
+    operand: str,
+    dtype: DType,
+    extents: tuple[int, int, int, int],
+    strides: tuple[int, int, int],
+    box: int,
+) -> TensorMap:
+    """Of axes column, row, head, entry, in boxes of a panel of so many rows; ``strides`` of entry,
+    head, row."""
+    return TensorMap(
+        operand,
+        dtype,
+        extents,
+        (1, *reversed(strides)),
+        (PANEL, box, 1, 1),
+        swizzle=128,
+        l2_promotion=promotion(extents[0] * dtype.itemsize),
+    )
+
+
 def element_bytes(spec: AttentionSpec) -> int:
     """Of a bias and a mask in memory, that each pair of a query and a key has."""
     return (spec.bias.itemsize if spec.bias else 0) + spec.mask
@@ -228,7 +258,7 @@ def element_bytes(spec: AttentionSpec) -> int:
 def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
     """Why it takes no such scores and masks by element, or None."""
     p, spec = problem.forward, problem.spec.forward
-    if not (by_element(spec) or is_listed(spec)):
+    if not by_pair(spec):
         return None
     if is_listed(spec):
         which = "a prefix" if spec.prefix else "a mask_mod"
@@ -248,7 +278,7 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
 def tiles_of(spec: AttentionSpec) -> tuple[BackwardTile, ...]:
     """Those of the narrowest width that holds the head dims; by element also what each pair of a
     query and a key has."""
-    if by_element(spec) or is_listed(spec):
+    if by_pair(spec):
         fits = (
             t.beside(element_bytes(spec))
             for t in ATTENTION_BWD

@@ -20,9 +20,9 @@ from kernelseam.kernels.elements import DEVICE_TYPE, divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90.attention_bwd_rows import HopperBackwardKernel
+from kernelseam_cuda.sm90.attention_bwd_cost import head_blocks
+from kernelseam_cuda.sm90.attention_bwd_rows import HopperBackwardKernel, row_extents, row_map
 from kernelseam_cuda.sm90.tiles import CONTROL_BYTES, PANEL, SHARED_BYTES, columns_of, panels_of
-from kernelseam_cuda.sm90.tiles import promotion as promotion_of
 
 _SIDE = 128
 """Queries, and keys, of a tile."""
@@ -139,11 +139,8 @@ class ScoreGradient(HopperBackwardKernel):
     def tensor_maps(
         self, problem: AttentionBwdProblem, tile: Any, device: Device
     ) -> dict[str, TensorMap]:
-        """Axes column, row, head, batch; packed rows are of one entry. Boxes are panels of 64
-        columns."""
         p, s = problem.forward, problem.spec.forward
-        packed = s.q_view == "packed"
-        queries, keys = (p.total_q, p.total_k) if packed else (p.S_q, p.S_k)
+        queries, keys, entries = row_extents(p)
         of_queries, of_keys = (queries, p.num_heads), (keys, p.kv_heads)
         shapes = {
             "q": (s.head_dim, of_queries, p.q_strides, _SIDE),
@@ -152,15 +149,7 @@ class ScoreGradient(HopperBackwardKernel):
             "v": (s.value_dim, of_keys, p.v_strides, _SIDE // tile.cluster),
         }
         return {
-            f"{name}_map": TensorMap(
-                name,
-                s.dtype,
-                (columns, *rows, 1 if packed else p.batch),
-                (1, *reversed(strides)),
-                (PANEL, box, 1, 1),
-                swizzle=128,
-                l2_promotion=promotion_of(columns * s.dtype.itemsize),
-            )
+            f"{name}_map": row_map(name, s.dtype, (columns, *rows, entries), strides, box)
             for name, (columns, rows, strides, box) in shapes.items()
         }
 
@@ -267,9 +256,6 @@ def _count(problem: AttentionBwdProblem, tile: ScoreGradientTile) -> dict[str, i
     p = problem.forward
     entries, heads, *_ = _extents(problem, tile)
     q_tiles, key_tiles = divide_up(p.S_q, _SIDE * tile.cluster), divide_up(p.S_k, _SIDE)
-    blocks = divide_up(p.S_q, tile.rows)
-    if problem.spec.forward.q_view == "packed":
-        blocks = p.total_q // tile.rows + p.batch
     return {
         "q_tiles": q_tiles,
         "key_tiles": key_tiles,
@@ -279,5 +265,5 @@ def _count(problem: AttentionBwdProblem, tile: ScoreGradientTile) -> dict[str, i
         "heads": p.num_heads // heads,
         "head_group": p.head_group,
         "num_heads": p.num_heads,
-        "padded_rows": blocks * tile.rows,
+        "padded_rows": head_blocks(p, tile.rows) * tile.rows,
     }

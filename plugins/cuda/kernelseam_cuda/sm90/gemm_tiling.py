@@ -257,7 +257,7 @@ def all_at_once(p: GemmProblem, tile: HopperGemmTile, device: Device) -> bool:
 
 
 def parts_of_tail(p: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
-    """Into which tiles of the last wave are cut along K: see LastWave in tiles.h; 1: they are
+    """Into which tiles of the last wave are cut along K: see last_wave.h; 1: they are
     not."""
     most = p.K // (slice_of(p.spec) * FEWEST_OF_A_PART)
     if p.beta or most < 2:
