@@ -198,9 +198,9 @@ def attention_forward(
 
 def _is_causal(module: Any) -> bool:
     """Whether a module says so, of a model that leaves causality to its modules."""
-    config = getattr(module, "config", None)
-    if not getattr(module, "is_causal", False) or config is None:
-        return bool(getattr(module, "is_causal", False))
+    says, config = bool(getattr(module, "is_causal", False)), getattr(module, "config", None)
+    if not says or config is None:
+        return says
     # imports Transformers, which a module with a config is of
     from kernelseam.interop.transformers_mask import supported
 

@@ -424,11 +424,11 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
         arrival_fence();
         // Columns that a thread joins side by side; loads in flight of each.
         constexpr int SIDE = ROWS * GROUPS > THREADS ? 2 : 1, AT_ONCE = 12 / SIDE;
-        const int places = rows * GROUPS;
+        const int chunks = rows * GROUPS;
 #pragma unroll 1
-        for (int i = opaque(thread_index()); i < places; i += SIDE * THREADS) {
+        for (int i = opaque(thread_index()); i < chunks; i += SIDE * THREADS) {
           Joined z[SIDE];
-          auto place = [=](int s) { return min_of(i + s * THREADS, places - 1); };
+          auto chunk = [=](int s) { return min_of(i + s * THREADS, chunks - 1); };
 #pragma unroll 1
           for (int b = first_block; b <= last_block; b += AT_ONCE) {
             float m[SIDE][AT_ONCE], l[SIDE][AT_ONCE];
@@ -437,16 +437,16 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
             for (int s = 0; s < SIDE; s++)
 #pragma unroll
               for (int e = 0; e < AT_ONCE; e++) {
-                const i64 row = (i64)state_of(min_of(b + e, last_block)) * ROWS + place(s) / GROUPS;
+                const i64 row = (i64)state_of(min_of(b + e, last_block)) * ROWS + chunk(s) / GROUPS;
                 m[s][e] = parts.scales[row * 2], l[s][e] = b + e <= last_block ? parts.scales[row * 2 + 1] : 0.f;
-                x[s][e] = *(const Chunk<float>*)(parts.sums + row * DO + place(s) % GROUPS * COLUMNS);
+                x[s][e] = *(const Chunk<float>*)(parts.sums + row * DO + chunk(s) % GROUPS * COLUMNS);
               }
 #pragma unroll
             for (int s = 0; s < SIDE; s++) z[s].add(m[s], l[s], x[s]);
           }
 #pragma unroll
           for (int s = 0; s < SIDE; s++)
-            if (i + s * THREADS < places) write(place(s) / GROUPS, place(s) % GROUPS * COLUMNS, z[s]);
+            if (i + s * THREADS < chunks) write(chunk(s) / GROUPS, chunk(s) % GROUPS * COLUMNS, z[s]);
         }
       }
     }
