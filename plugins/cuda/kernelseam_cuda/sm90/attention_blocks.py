@@ -132,7 +132,7 @@ def is_listed(spec: AttentionSpec) -> bool:
 
 def by_pair(spec: AttentionSpec) -> bool:
     """Whether the gradients compute scores by element or walk over lists: no plain band."""
-    return by_element(spec) or is_listed(spec)
+    return by_element(spec) or spec.prefix  # a mask_mod is by element, too
 
 
 def mask_axes(p: AttentionProblem) -> tuple[bool, bool]:

@@ -34,7 +34,10 @@ def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
 def shared_out(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:
     """The tile with a group's heads in the most equal parts with which all tiles run at once, where
     that spares steps enough."""
-    count, heads = tile_count(problem, tile), problem.forward.head_group
+    heads = problem.forward.head_group
+    if heads == 1:
+        return tile
+    count = tile_count(problem, tile)
     most = min(device.limits.compute_units // max(count["total"] * tile.cluster, 1), heads)
     for parts in range(most, 1, -1):
         spared = (heads - heads // parts) * count["query_blocks"]
