@@ -61,7 +61,7 @@ VISITED = (
 
 def is_banded(spec: AttentionSpec) -> bool:
     """Whether what a query sees is a range of keys by its place."""
-    return not spec.mask and not has_mask_mod(spec)
+    return not spec.mask and (spec.expression is None or not has_mask_mod(spec))
 
 
 def by_element(spec: AttentionSpec) -> bool:
@@ -127,7 +127,7 @@ def has_mask_mod(spec: AttentionSpec) -> bool:
 
 def is_listed(spec: AttentionSpec) -> bool:
     """Whether there may be gaps among the queries that see a key: a list names their blocks."""
-    return spec.prefix or has_mask_mod(spec)
+    return spec.prefix or (spec.expression is not None and has_mask_mod(spec))
 
 
 def by_pair(spec: AttentionSpec) -> bool:

@@ -64,6 +64,7 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
     section = divide_up(heads, divide_up(heads, max(section_bytes // head_bytes, fewest)))
     sections = divide_up(heads, section)
     cycle = 0 if p.spec.batch_invariant else 2 if p.head_group > 1 else sections
+    packed = p.spec.q_view == "packed"
     return {
         "key_tiles": key_tiles,
         "total": key_tiles * heads,
@@ -75,7 +76,7 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
         "head_group": p.head_group,
         "head_parts": tile.head_parts,
         "query_blocks": query_blocks,
-        "head_blocks": head_blocks(p, tile.step),
+        "head_blocks": head_blocks(p, tile.step) if packed else query_blocks,
         "num_heads": p.num_heads,
     }
 

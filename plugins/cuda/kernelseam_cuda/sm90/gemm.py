@@ -62,6 +62,7 @@ from kernelseam_cuda.sm90.gemm_maps import (
 )
 from kernelseam_cuda.sm90.gemm_maps import tensor_maps as tensor_maps_of
 from kernelseam_cuda.sm90.gemm_tiling import (
+    FEWEST_OF_A_PART,
     FEWEST_STAGES,
     MAX_TILES,
     ORDER,
@@ -241,9 +242,8 @@ class HopperGemm(HopperKernel):
             t
             for t in tiles_of(p.spec)
             if not 0 < t.few_rows < p.M
-            and self.few_enough(p, t)
-            and self.stores(p, t)
-            and c_first >= t.mostly_c
+            if not (t.tail_parts and 2 * FEWEST_OF_A_PART * slice_of(p.spec) > p.K)
+            if self.few_enough(p, t) and self.stores(p, t) and c_first >= t.mostly_c
             if not (c_first and plain and t.ping_pong)
         ]
         if not c_first:
