@@ -1,2 +1,2 @@
 """Ours beside the peers: ``python -m benchmarks run`` from the repository's root. Scripts have one
-question each: ``python -m benchmarks.soak --help``."""
+question each: ``python -m benchmarks.first_call --help``."""
