@@ -30,12 +30,11 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS / "host" / "helpers"), str(TESTS / "gpu" / "helpers")]
 
 import fast_cases  # noqa: E402
-import nvidia_mutants  # noqa: E402
-import sm90_mutants  # noqa: E402
+import mutants  # noqa: E402
 from mutant import Mutant  # noqa: E402
 
-MUTANTS = (*nvidia_mutants.MUTANTS, *sm90_mutants.MUTANTS)
-LUCK = sm90_mutants.LUCK
+MUTANTS = (*mutants.NVIDIA, *mutants.SM90)
+LUCK = mutants.LUCK
 
 CONTROL = "none"
 """The name of the sources as they are, among the bugs."""

@@ -4,7 +4,7 @@
     python -m benchmarks.platform_mutants --place sm90/ --seconds 120
     python -m benchmarks.platform_mutants --compile-only --arch sm_90a
 
-The bugs are in tests/gpu/helpers/*_mutants.py, with the case that each is tried on first; then come
+The bugs are in tests/gpu/mutants/*.txt, with the case that each is tried on first; then come
 the other bugs' cases, then those of fast_cases.py there with their bits over REPEATS launches on
 two streams, for kernels of one arch; then the first case of every spec of a covering choice. Every
 bug is compiled and run by a process of its own, so that none can harm another: ``--workers`` of

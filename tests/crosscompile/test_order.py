@@ -44,20 +44,9 @@ from kernelseam_cuda.sm90.tf32_tiles import HopperTf32Tile  # noqa: E402
 from kernelseam_cuda.sm90.tiles import GEMM, GROUPED, HopperGemmTile  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-from mutant import Mutant  # noqa: E402
+from mutant import ORDER, Mutant  # noqa: E402
+from mutants import LUCK, SM90  # noqa: E402
 from order import ptx, violations  # noqa: E402
-from sm90_gradient_mutants import FOLDER  # noqa: E402
-from sm90_latent_mutants import KERNEL as LATENT_KERNEL  # noqa: E402
-from sm90_latent_mutants import PANELS, SCALED, WHOLE  # noqa: E402
-from sm90_mutants import (  # noqa: E402
-    GEMM_CONSUMER,
-    LUCK,
-    MUTANTS,
-    ORDER,
-    TF32_CONSUMER,
-    VALUE_FILTER,
-    VALUE_TRANSPOSE,
-)
 
 from benchmarks import precompile  # noqa: E402
 from benchmarks.comparing import binaries  # noqa: E402
@@ -209,21 +198,21 @@ def clean(what: str) -> tuple[SourceBundle, Any, tuple[str, ...]]:
 def place(mutant: Mutant) -> str:
     """Which kernel it is planted in: where only kernels that search V have the code, such a one."""
     places = {
-        VALUE_FILTER: "cleans",
-        VALUE_TRANSPOSE: "transposes",
-        LATENT_KERNEL: "exchanges",
-        PANELS: "few",
-        WHOLE: "whole",
-        SCALED: "scales",
-        TF32_CONSUMER: "tf32",
+        "sm90/attention/value_filter.h": "cleans",
+        "sm90/attention/value_transpose.h": "transposes",
+        "sm90/attention/latent_wide.h": "exchanges",
+        "sm90/attention/latent_few_tiles.h": "few",
+        "sm90/attention/latent_few_rows.h": "whole",
+        "sm90/attention/latent_scaled_rows.h": "scales",
+        "sm90/gemm/tf32_consumer.h": "tf32",
     }
-    folders = {FOLDER: "gradients", "sm90/gemm/": "gemm"}
+    folders = {"sm90/attention/backward/": "gradients", "sm90/gemm/": "gemm"}
     kind = next((k for place, k in folders.items() if mutant.place.startswith(place)), "plain")
     return places.get(mutant.place, kind)
 
 
-SAID = {m.name: m.reported.removeprefix(ORDER) for m in MUTANTS if m.reported.startswith(ORDER)}
-BUGS = [m for m in MUTANTS if m.name in SAID]
+SAID = {m.name: m.reported.removeprefix(ORDER) for m in SM90 if m.reported.startswith(ORDER)}
+BUGS = [m for m in SM90 if m.name in SAID]
 
 
 def together() -> Iterator[tuple[str, list[Mutant]]]:
@@ -260,7 +249,7 @@ def test_rows_that_are_left_out_are_handed_back_by_all_who_waited_for_them() -> 
     made = bundle(kernel, GroupedGemmSpec("m", product), tile, TOOLCHAIN, "sm_90a")
     alone = Mutant(
         "left-out-alone",
-        GEMM_CONSUMER,
+        "sm90/gemm/consumer.h",
         "ring.wait_full(state), named_barrier_sync(1 + group, 128);",
         "ring.wait_full(state);",
         "",
@@ -279,9 +268,7 @@ def test_a_bug_of_order_is_found(mutant: Mutant) -> None:
     assert SAID[mutant.name] not in before
 
 
-@pytest.mark.parametrize(
-    "mutant", [m for m in MUTANTS if m.reported == "log"], ids=lambda m: m.name
-)
+@pytest.mark.parametrize("mutant", [m for m in SM90 if m.reported == "log"], ids=lambda m: m.name)
 def test_a_bug_that_the_assembler_serialises_is_found(mutant: Mutant) -> None:
     made, *_ = clean("plain")
     with pytest.raises(SlowBinary, match=r"\(C7514\)"):
@@ -317,6 +304,6 @@ def test_binaries_of_other_options_are_others() -> None:
 def test_every_rule_finds_a_bug() -> None:
     """And a GPU need not show what the rules or the assembler find."""
     assert len(set(SAID.values())) >= 17
-    found = {*SAID, *(m.name for m in MUTANTS if m.reported == "log")}
+    found = {*SAID, *(m.name for m in SM90 if m.reported == "log")}
     path = str(Path(__file__).relative_to(ROOT))
     assert {name for name, why in LUCK.items() if path in why} == found

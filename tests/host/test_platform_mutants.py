@@ -16,14 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import fast_cases
-import nvidia_mutants
 import pytest
-import sm90_mutants
 from kernelseam.contract import Device
 from kernelseam.parity.matrix import named
 from kernelseam.plugins import Plugins
 from kernelseam.samples.case import Case
 from mutant import Mutant
+from mutants import NVIDIA, SM90
 
 BUG = Mutant(
     "half-of-the-columns",
@@ -63,25 +62,21 @@ def case_named(name: str) -> Case:
     return fast_cases.CASES.get(name) or named(name)
 
 
-def nvidia() -> tuple[Mutant, ...]:
-    return *nvidia_mutants.MUTANTS, *sm90_mutants.MUTANTS
-
-
 def test_words_are_there_once() -> None:
     """Else ``planted`` raises, and names the mutant. Cases are the matrix units'."""
     toolchain = pytest.importorskip(
         "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
     )
     files = dict(toolchain.sources())
-    for mutant in nvidia():
+    for mutant in (*NVIDIA, *SM90):
         assert mutant.planted(files) != files, mutant.name
         case = case_named(mutant.case)
         assert case.dtype.itemsize != 4 or getattr(case, "precision", None), mutant.name
 
 
 def test_the_table_is_sound() -> None:
-    assert [n for n, count in Counter(m.name for m in nvidia()).items() if count > 1] == []
-    kernels = {m.implementation for m in nvidia()}
+    assert [n for n, count in Counter(m.name for m in (*NVIDIA, *SM90)).items() if count > 1] == []
+    kernels = {m.implementation for m in (*NVIDIA, *SM90)}
     assert kernels == {"shared", "sm90", "sm90-e4m3", "sm90-latent", "sm90-tf32"}
 
 
@@ -234,4 +229,4 @@ def test_a_case_that_hangs_ends_its_process(script: Any, python_command: list[st
         done.stderr
     )
     last = script.Seen(**json.loads(done.stdout.splitlines()[-1]))
-    assert (last.case, last.finding) == (nvidia()[0].case, "it does not come back within 0.3 s")
+    assert (last.case, last.finding) == (NVIDIA[0].case, "it does not come back within 0.3 s")

@@ -2,7 +2,7 @@
 operands, the walk of tiles.
 
 Each is held against its meaning in Python, and bugs planted there are found
-(tests/gpu/helpers/sm90_mutants.py, "words").
+(tests/gpu/mutants/, "words").
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import pytest
 from kernelseam.kernels.elements import divider
 from kernelseam.kernels.gemm.gemm import NOT_GROUPED
 from mutant import Mutant
+from mutants import SM90
 
 toolchain_module = pytest.importorskip(
     "kernelseam_cuda.toolchain", reason="kernelseam-cuda is not installed"
 )
-from sm90_mutants import GEMM_BLOCK, GEMM_MATRIX, MUTANTS  # noqa: E402
 from sm90_probe import TILES_CONSTANTS, Change, Launch, as_it_is, run  # noqa: E402
 
 Ints = npt.NDArray[np.int64]
 BM, BN, FIELDS = 64, 32, 13
-WORDS = [m for m in MUTANTS if m.reported == "words"]
+WORDS = [m for m in SM90 if m.reported == "words"]
 
 CURSORS = """
 #include "sm90/wgmma.h"
@@ -505,11 +505,11 @@ def test_a_bug_is_found(mutant: Mutant) -> None:
             check_walk(WALKS[PLACES[mutant.name]], mutant)
         elif mutant.name in HEADS_BUGS:
             check_heads(mutant)
-        elif mutant.place == GEMM_BLOCK:
+        elif mutant.place == "sm90/gemm/block.h":
             check_numbers(mutant)
         elif mutant.name in VISITED_BUGS:
             check_visited(mutant)
-        elif mutant.place == GEMM_MATRIX:
+        elif mutant.place == "sm90/gemm/matrix.h":
             check_matrices(mutant)
         else:
             check_words(mutant)

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam.kernels.elements import divider  # noqa: E402
 from kernelseam.kernels.gemm.gemm import NOT_GROUPED  # noqa: E402
-from sm90_mutants import MUTANTS  # noqa: E402
+from mutants import SM90  # noqa: E402
 from sm90_probe import Change, run  # noqa: E402
 
 SOURCE = """
@@ -229,7 +229,7 @@ def test_bands_of_a_group_are_nearly_even() -> None:
 
 
 def planted(name: str) -> Change:
-    (mutant,) = (m for m in MUTANTS if m.name == name)
+    (mutant,) = (m for m in SM90 if m.name == name)
     return mutant
 
 

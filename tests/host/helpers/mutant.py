@@ -4,10 +4,16 @@ and how."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from kernelseam.contract import SourceBundle
+
+TESTS = Path(__file__).parents[2]
+ARCHS = ("host", "host-registers")
+BUILDS = ("thread", "address", "contracted")
+"""How the host compiles, beside plain: as executable.BUILDS has it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Mutant:
     build: str = "plain"
     """How it is compiled: one of executable.BUILDS. What is planted for "contracted" does no harm
     in "plain"."""
-    archs: tuple[str, ...] = ("host", "host-registers")
+    archs: tuple[str, ...] = ARCHS
     """Where it does harm. On the other archs of the host it does none."""
     implementation: str = "shared"
     """Whose kernels they are."""
@@ -56,8 +62,8 @@ class Mutant:
             where = ", ".join(name for name, *_ in places) or "nowhere"
             raise LookupError(
                 f"mutant {self.name} ({self.what}): its words must be once in {self.place}*, they "
-                f"are {where}: {self.find!r}. The source has changed: change this row of "
-                "tests/*/*mutants.py so that it plants the same bug in what stands there now"
+                f"are {where}: {self.find!r}. The source has changed: change its lines in "
+                "tests/*/mutants/*.txt so that it plants the same bug in what stands there now"
             )
         ((name, start, end),) = places
         return {**files, name: files[name][:start] + self.plant + files[name][end:]}
@@ -139,18 +145,65 @@ CONTRACTED = (
 """Cases that pass where products are fused with sums: what takes a product for a number of its own
 shows in them."""
 
-# Where to look: a folder's files, or one file.
-GEMM, ATTENTION, BASE, SIMT = "gemm/", "attention/", "tile/base.h", "tile/simt.h"
-FORWARD, DECODE = "attention/forward.h", "attention/decode"
-START = "attention/start.h"
-HOST, WARPS = "platform.h", "host/warps.h"
+GEMM, ATTENTION, DECODE = "gemm/", "attention/", "attention/decode"
+"""Where to look: a folder's files, or those whose names start so."""
 
-# What kills: words of verdicts, and what sanitizers call it.
-WRONG = r"error/tolerance (?!inf)"
-NOT_EXACT = r"tolerance 0: error/tolerance inf"
-NAN, INFINITE = r" is nan, the oracle says -?\d", r" is -inf, the oracle says -?\d"
-FINITE = r" is -?\d\S*, the oracle says (nan|-inf)"
-STRAY = r"bytes outside the output changed"
-UNTOUCHED = r"hold the initial canary: never written, or computed from memory outside the operands"
-RACE, BEYOND = "data race", "heap-buffer-overflow"
-DIRECT, REGISTERS = ("host",), ("host-registers",)
+KILLERS = {
+    "WRONG": r"error/tolerance (?!inf)",
+    "NOT_EXACT": r"tolerance 0: error/tolerance inf",
+    "NAN": r" is nan, the oracle says -?\d",
+    "INFINITE": r" is -inf, the oracle says -?\d",
+    "FINITE": r" is -?\d\S*, the oracle says (nan|-inf)",
+    "STRAY": r"bytes outside the output changed",
+    "UNTOUCHED": (
+        "hold the initial canary: never written, or computed from memory outside the operands"
+    ),
+    "RACE": "data race",
+    "BEYOND": "heap-buffer-overflow",
+}
+"""Words of verdicts, and what sanitizers call it."""
+ORDER = "order: "
+"""Before a rule that is broken."""
+
+
+def mutants(*files: str) -> tuple[Mutant, ...]:
+    """The bugs of text files below tests/, in order. Each is written so:
+
+        name: what is wrong with it
+          PLACE CASE [arch …] [build] [implementation][: what reports it]
+          - the words
+          + what stands there instead, in any number of lines
+
+    What reports it may have names of ``KILLERS`` between "|". A line that begins with "#" is a
+    heading. Raises ValueError for other lines.
+    """
+    return tuple(m for file in files for m in _bugs(TESTS / file))
+
+
+def _bugs(file: Path) -> Iterator[Mutant]:
+    lines = [x for x in file.read_text(encoding="utf-8").splitlines() if x and x[0] != "#"]
+    starts = [i for i, line in enumerate(lines) if line[0] != " "]
+    for first, behind in zip(starts, [*starts[1:], len(lines)], strict=True):
+        name, _, what = lines[first].partition(": ")
+        where, _, reported = lines[first + 1].partition(": ")
+        place, case, *words = where.split()
+        changed = lines[first + 2 : behind]
+        kinds = "".join(line[2] for line in changed)
+        if not what or not re.fullmatch(r"-+\+*", kinds):
+            raise ValueError(f"{file}: {name} is not written as mutants() says")
+        find, plant = ("\n".join(x[4:] for x in changed if x[2] == kind) for kind in "-+")
+        archs = tuple(w for w in words if w in ARCHS)
+        build = next((w for w in words if w in BUILDS), "plain")
+        owner = [w for w in words if w not in (*ARCHS, *BUILDS)]
+        yield Mutant(
+            name,
+            place,
+            find,
+            plant,
+            case,
+            "|".join(KILLERS.get(part, part) for part in reported.split("|")),
+            what,
+            build,
+            archs or ARCHS,
+            *owner,
+        )
