@@ -251,6 +251,28 @@ def test_gradients_of_each_element(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("name", [*FUNCTIONS, "attention of one entry"])
+def test_gradients_from_many_starts(name: str) -> None:
+    """As torch.func.jacrev takes them: the starts are mapped, the operands are not."""
+    function = functions()[name.partition(" ")[0]]
+    operands = [x.detach().clone() for x in function.operands]
+    if name.endswith("one entry"):
+        operands = [x[:1].clone() for x in operands]
+    wanted = [x.requires_grad_() for x in operands if x.is_floating_point()]
+    assert function.differentiable is not None
+    made = several(function.differentiable(*operands))
+    starts = [torch.randn(3, *x.shape).to(x.dtype) for x in made]
+    got = torch.autograd.grad(made, wanted, starts, is_grads_batched=True, retain_graph=True)
+    rows = [
+        torch.autograd.grad(made, wanted, one, retain_graph=True)
+        for one in zip(*starts, strict=True)
+    ]
+    for a, *b in zip(got, *rows, strict=True):
+        assert a.abs().max() > 1e-3
+        torch.testing.assert_close(a, torch.stack(b))
+
+
 @pytest.mark.parametrize("name", [n for n in FUNCTIONS if n not in _DIFFERENTIATES_AGAIN])
 def test_double_backward_is_refused_by_name(name: str) -> None:
     called, operands, options = samples()[name]

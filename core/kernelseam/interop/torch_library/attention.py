@@ -256,10 +256,12 @@ def _dense_bwd_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> B
     summed = options.get("bias_gradient") or options.get("sink_gradient")
     if summed or not _foldable(in_dims, args, 4):
         return each(ATTENTION_BWD, count, in_dims, args, options)
-    whole = [
+    whole: list[Any] = [
         x if n in _REPEATED else fold(x, d, count)
         for n, x, d in zip((*_GIVEN_TO_GRADIENTS, *DENSE), args, in_dims, strict=False)
     ]
+    results = slice(2, 4)  # of the forward, in which no two entries may share memory
+    whole[results] = [x.contiguous() for x in whole[results]]
     return unfold(ATTENTION_BWD(*whole, **options), count)
 
 
