@@ -175,7 +175,9 @@ def _differentiable(
 
     function: Callable[..., list[Array]] = jax.custom_vjp(primal)
     function.defvjp(fwd, bwd, symbolic_zeros=True)  # type: ignore[attr-defined]
-    return function
+    # else every eager call compiles it anew, and jax.shard_map refuses its symbolic zeros
+    jitted: Callable[..., list[Array]] = jax.jit(function)
+    return jitted
 
 
 @jax.tree_util.register_static

@@ -99,7 +99,8 @@ def _differentiable(names: tuple[str, ...], options: ProductOptions) -> Callable
 
     function: Callable[..., Array] = jax.custom_vjp(primal)
     function.defvjp(fwd, bwd)  # type: ignore[attr-defined]
-    return function
+    jitted: Callable[..., Array] = jax.jit(function)  # else every eager call compiles it anew
+    return jitted
 
 
 def _of_bias(dc: Array, bias: Array) -> Array:

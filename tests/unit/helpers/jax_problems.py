@@ -189,6 +189,7 @@ def over_devices() -> None:
     for found in (slopes(mapped, q, k), slopes(ours, *last)):
         for f, e in zip(found, slopes(own, q, k), strict=True):
             agree(f, e)
+    agree(mapped(q, k), own(q, k))  # eagerly
     assert slopes(ours, *last)[0].devices() == {devices[-1]}
 
 
@@ -226,7 +227,31 @@ def users_scores_and_masks() -> None:
         agree(found, expected)
 
 
+def eager_calls_compile_once() -> None:
+    q, k, v = (normal(i, 1, 2, 9, 16) for i in range(3))
+    compiled = []
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for softcap in (3.25, 4.25):
+            before = len(compiled)
+            ks.attention(q, k, v, softcap=softcap)
+            ks.bmm(q, k.swapaxes(2, 3), alpha=softcap)
+            assert len(compiled) >= before + 2  # what is asked for the first time
+            before = len(compiled)
+            ks.attention(2 * q, k, v, softcap=softcap)
+            ks.bmm(2 * q, k.swapaxes(2, 3), alpha=softcap)
+            assert len(compiled) <= before + 1  # 2 * q
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 PROBLEMS = (
+    eager_calls_compile_once,
     bmm_and_its_gradients,
     vmap_of_gradients,
     training_step_in_a_scan,
