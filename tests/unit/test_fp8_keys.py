@@ -169,6 +169,10 @@ def test_what_descriptors_refuse(refused: Refused) -> None:
         lambda: problem(dtype_kv="complex64"),
     )
     refused(
+        "scale_block = 17: must be at most page_size, 16. Give each page's rows scales.",
+        lambda: problem(**SCALES, **PAGED, scale_block=17),
+    )
+    refused(
         "dtype_kv = int32: must be float16 as q's, or one of float8_e4m3fn, float8_e4m3fnuz. "
         "Convert k and v.",
         lambda: problem(dtype_kv="int32"),

@@ -200,6 +200,32 @@ def test_ancestors_are_checked() -> None:
         kernelseam.tree_mask(ancestors[0], lengths, [0, 2, 5])
 
 
+def test_a_tree_of_other_drafts_than_the_queries_is_refused() -> None:
+    lengths, table = np.array([11, 9], np.int32), np.zeros((2, 3), np.int32)
+    k, v, q = draw(6, PAGE, H_KV, D), draw(6, PAGE, H_KV, D), draw(2, 5, H, D)
+    for shape in ((2, 4), (2, 6), (1, 5), (3, 5)):
+        tree = kernelseam.tree_mask(np.ones(shape, np.int32), lengths)
+        rule = rf"^mask_mod = a tree_mask of ancestors \[{shape[0]}, {shape[1]}\]: must be of q's "
+        rule += r"batch and queries, \[2, 5\]. Give a word for each query"
+        with pytest.raises(InvalidValue, match=rule):
+            kernelseam.attention_paged(q, k, v, table, lengths, causal=False, mask_mod=tree)
+        with pytest.raises(InvalidValue, match=rule):
+            kernelseam.attention(
+                q.swapaxes(1, 2), q.swapaxes(1, 2), q.swapaxes(1, 2), mask_mod=tree
+            )
+    offsets = np.array([0, 5, 10], np.int32)
+    tree = kernelseam.tree_mask(np.ones(9, np.int32), lengths, offsets)
+    with pytest.raises(InvalidValue, match=r"ancestors \[9\]: must be of q's rows, \[10\]"):
+        kernelseam.attention_paged(
+            q.reshape(10, H, D),
+            *(k, v, table, lengths),
+            cu_seqlens_q=offsets,
+            max_seqlen_q=5,
+            causal=False,
+            mask_mod=tree,
+        )
+
+
 def test_drafts_beyond_32_see_their_ancestors() -> None:
     """The paths of a comb: draft i follows draft i − 2."""
     count, lengths = 40, np.array([43], np.int32)

@@ -14,6 +14,8 @@ from kernelseam.expressions.scores import MaskMod
 MOST_DRAFTS = 64
 """Of an entry: bits of an int64."""
 _BITS = {"int32": 32, "int64": MOST_DRAFTS}
+_DRAFTS = "drafts"
+"""The attribute of a tree's mask that has its ancestors' shape."""
 
 
 def tree_ancestors(parents: Any) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
@@ -58,8 +60,9 @@ def tree_mask(ancestors: Any, kv_lengths: Any, cu_seqlens_q: Any = None) -> Mask
     sees the keys before the drafts, and of these its ancestors and itself.
 
     ``ancestors`` int32 [B, n], n up to 32, or int64, n up to 64, as ``tree_ancestors`` makes them:
-    an entry's drafts are its n queries and its last n keys. With ``cu_seqlens_q`` int32 [B + 1]
-    entries have numbers of drafts of their own, each up to as many, and ``ancestors`` is [T].
+    an entry's drafts are its n queries and its last n keys; q of another B or n is refused where
+    the mask is given. With ``cu_seqlens_q`` int32 [B + 1] entries have numbers of drafts of their
+    own, each up to as many, and ``ancestors`` is [T].
     ``kv_lengths`` int32 [B] counts the drafts. All are on the device of q; contents may change
     between calls and between replays of a graph. Raises InvalidValue.
     """
@@ -84,7 +87,26 @@ def tree_mask(ancestors: Any, kv_lengths: Any, cu_seqlens_q: Any = None) -> Mask
         drafts = cu_seqlens_q[b + 1] - first
         return _sees(ancestors[first + q_idx], kv_idx - (kv_lengths[b] - drafts))
 
-    return of_entries if rank == 2 else of_packed_rows
+    mask = of_entries if rank == 2 else of_packed_rows
+    setattr(mask, _DRAFTS, shape)
+    return mask
+
+
+def check_drafts(mask_mod: MaskMod | None, q: Any, layout: str) -> None:
+    """Refuse a ``tree_mask`` of other drafts than the queries ``q``, [B, S_q, H, D] in ``layout``'s
+    order or packed [T, H, D]. Raises InvalidValue."""
+    drafts = getattr(mask_mod, _DRAFTS, None)
+    if drafts is None or len(q.shape) != len(drafts) + 2:
+        return
+    axes = {1: (0,), 2: (0, 1 if layout == "bshd" else 2)}[len(drafts)]
+    own = tuple(q.shape[i] for i in axes)
+    if own != drafts:
+        raise InvalidValue(
+            "mask_mod",
+            f"a tree_mask of ancestors {list(drafts)}",
+            f"must be of q's {'batch and queries' if len(axes) == 2 else 'rows'}, {list(own)}",
+            "Give a word for each query",
+        )
 
 
 def _dtype(name: str, x: Any, remedy: str) -> str:

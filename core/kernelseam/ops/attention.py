@@ -18,6 +18,7 @@ from kernelseam.descriptors.common.wording import Wording
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_mask import BlockMask
 from kernelseam.expressions.scores import MaskMod, ScoreMod
+from kernelseam.expressions.tree import check_drafts
 from kernelseam.ops.attention_work import EXTENTS, attention_work
 from kernelseam.ops.calling import operate
 from kernelseam.ops.expressions import with_expression
@@ -69,6 +70,7 @@ class Frontend:
         values = tuple({**self.defaults, **options}.values())
         score_mod, mask_mod, block_mask = functions
         if not (score_mod is mask_mod is block_mask is None):
+            check_drafts(mask_mod, arrays["q"], options.get("layout", self.defaults["layout"]))
             values = with_expression(values, arrays, *functions)
         results = operate(work, arrays, values, *where, self.wording)
         result: Array = results["out"] if out is None else out

@@ -170,6 +170,9 @@ def problem_of(
         problem = replace(problem, q_scale_strides=walk)
     if not spec.kv_scales:
         return problem
+    if kv_view == "paged" and problem.scale_block > page_size:
+        rule = f"must be at most page_size, {page_size}"
+        raise InvalidValue("scale_block", problem.scale_block, rule, "Give each page's rows scales")
     outer, blocks = problem.scale_extents
     k_scales, v_scales = (
         scale_strides(given, name, "scale_block", kv_view, (outer, kv_heads, blocks))
