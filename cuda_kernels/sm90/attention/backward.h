@@ -30,8 +30,8 @@
 // Bytes of shared memory that a step of D = 128 reads and writes: 320 KB, 2500 clocks, beside 2560 of products; additions to dq,
 // 64·D·4 a step, cost 10 to 15 % there, 5 % at D = 64 (H200).
 //
-// Shared memory, bytes, D the head dim, of queries and keys as of values, in whole panels of 64 columns: 512·D·KV_STAGES of K and V, 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'),
-// 4·STEP·(STAGES + O_STAGES) of row values, 1 K.
+// Shared memory, bytes, D the head dim, of queries and keys as of values, in whole panels of 64 columns: 512·D·KV_STAGES of K and V,
+// 2·STEP·D·(STAGES + O_STAGES) of q and dout, 512·STEP of ds (two steps'), 4·STEP·(STAGES + O_STAGES) of row values, 1 K.
 // Registers of a consumer's thread: D of dk and dv, STEP/2 of s (later dq), STEP/2 of dp, STEP/4 of p, STEP/4 of ds, STEP/4 of lse or delta where
 // they are loaded ahead, and about 20.
 #include "sm90/attention/backward/consumer.h"
@@ -69,7 +69,9 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)
-      DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, storage.semaphores[warp - 1].block, operands.semaphores + warp - 1}.run();
+      DqSemaphore<KEYS, KV_STAGES>{storage.work_tiles, rings.k, rings.semaphores.of(warp - 1), count, band,
+                                   storage.semaphores[warp - 1].first, storage.semaphores[warp - 1].block,
+                                   operands.semaphores + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, score, band, scale, group, warp, lane()};

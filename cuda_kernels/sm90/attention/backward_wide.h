@@ -67,7 +67,9 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)
-      DqSemaphore<KEYS, 1>{storage.work_tiles, rings.kv, rings.semaphores.of(warp - 1), count, band, storage.semaphores[warp - 1].first, storage.semaphores[warp - 1].block, operands.semaphores + rank * GROUPS + warp - 1}.run();
+      DqSemaphore<KEYS, 1>{storage.work_tiles, rings.kv, rings.semaphores.of(warp - 1), count, band,
+                           storage.semaphores[warp - 1].first, storage.semaphores[warp - 1].block,
+                           operands.semaphores + rank * GROUPS + warp - 1}.run();
   } else {
     registers_alloc<Config::CONSUMER_REGISTERS>();
     const Consumer consumer{storage, maps, rings, operands, sequences, count, band, scale, score.scale_log2, score.cap, score.cap_inverse, rank,

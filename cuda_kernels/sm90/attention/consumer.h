@@ -35,7 +35,8 @@ struct Consumer : ConsumerRows {
         q_tiles(with_rows<8 * KBlock::ROW, KBlock>(descriptor_k_major(shared_address(storage.q) + row_group() * (Q_BOXES > 1 ? Q_BYTES : 64 * KBlock::ROW)))),
         k_tiles(with_rows<KBlock::EIGHT_ROWS, KBlock>(descriptor_k_major(shared_address(storage.k)))),
         v_tiles(with_rows<VBlock::EIGHT_ROWS, VBlock>(E4M3 ? descriptor_k_major(shared_address(storage.v.tiles))
-                                                           : descriptor_mn_major(shared_address(storage.v.tiles) + first_column() / 64 * VBlock::PANEL, VBlock::PANEL))) {}
+                                                           : descriptor_mn_major(shared_address(storage.v.tiles) + first_column() / 64 * VBlock::PANEL,
+                                                                                 VBlock::PANEL))) {}
 
   // ---- the tiles
 

@@ -13,7 +13,8 @@
 // Few queries: heads that share keys share a tile's rows, and keys are cut into parts (tiles.h). Their results, in float32, are merged by the
 // blocks of a cluster that have a part each (cluster_merge.h), or by another kernel (attention/merge.h). Such rows are stored by threads.
 //
-// Pages whose rows, or rows from a page to the next, are no multiple of 8 have no boxes: the producer's warpgroup copies them row by row, two warps K and two V (row_copying.h).
+// Pages whose rows, or rows from a page to the next, are no multiple of 8 have no boxes: the producer's warpgroup copies them row by row,
+// two warps K and two V (row_copying.h).
 //
 // A masked key never affects a row, even where its V holds NaN or inf. With REMAKE a warp that finds NaN among its results
 // recomputes these rows (recompute.h). Otherwise the producer warpgroup's spare warps set non-finite values of masked blocks

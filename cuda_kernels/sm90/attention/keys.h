@@ -9,7 +9,8 @@
 //     find(w, block, first, before)   before K of a block (`first`: of a tile), behind the one at `before`: its Place, and later its V's
 //     load<Block>(…)          issues a block's boxes, from what boxes(w, block, place) read ahead
 //   COPIED                  whether threads copy rows instead, as no box has them: the producer's warp half of K's, by copy_keys(…), three others the rest
-//                           (row_copying.h); init(memory) sets up its barriers, and stop(stage) tells those that there is no more. A fence orders products behind what was copied.
+//                           (row_copying.h); init(memory) sets up its barriers, and stop(stage) tells those that there is no more. A
+//                           fence orders products behind what was copied.
 //   key_rows(w, …)          a walk over a block's rows of K, eight on at each step
 //   values(w)               a view of V, by row
 #pragma once

@@ -40,8 +40,8 @@ struct Producer {
     q_state.advance();
   }
 
-  // The rows of a piece's keys in memory, of which LANES threads have every STEP-th one of each tile; of a cluster's tile a block has half. Rows of keys that are not
-  // seen, or that lie behind the piece, are not there. Their pages are looked up a tile ahead.
+  // The rows of a piece's keys in memory, of which LANES threads have every STEP-th one of each tile; of a cluster's tile a block has
+  // half. Rows of keys that are not seen, or that lie behind the piece, are not there. Their pages are looked up a tile ahead.
   template<int COUNT, int LANES> struct KeyRows {
     const Producer& producer;
     int entry, limit;

@@ -6,7 +6,8 @@
 // The producer is a warp. Its lanes read the block table ahead, a piece each: those of CHUNK blocks at once, one chunk before it is used,
 // and a tile's first when the tile is known. So a block waits for no look-up. Where the pieces lie goes through shared memory, and one
 // lane, which the compiler knows to be one, issues the boxes. A piece behind a sequence's end is not looked up: it lies outside the
-// map, so it arrives as zeros (where rows are copied, as the pool's first). Rows of the last page behind the end are masked, as are those behind a dense sequence's.
+// map, so it arrives as zeros (where rows are copied, as the pool's first). Rows of the last page behind the end are masked, as are those
+// behind a dense sequence's.
 //
 // Where eight neighbouring rows are no box, as the page size or the rows from a page to the next are no multiple of 8, a piece is a row (COPIED): the
 // producer's lanes, which look rows up, copy half of K's, and other warps the others and V's (row_copying.h), for which the places of as many blocks

@@ -22,8 +22,11 @@ struct Producer {
       barrier_arrive_expect_tx(rings.q.full(q), Q_BYTES / 64 * (BM / Q_BOXES));  // publishes the work tile to the consumer
       const u32 to = shared_address(storage.q) + q.stage * (ROW_GROUPS / Q_BOXES * Q_BYTES);
       const int batch = Config::Q_VIEW == PACKED ? 0 : w.batch;
-      if constexpr (GROUP_HEADS > 1) grouped_tile_load<BOX_ROWS, QK_COLUMNS>(to, maps.q, rings.q.full(q), w.q_first + w.query + BM / Q_BOXES / GROUP_HEADS * g, w.group, batch);
-      else tile_load<64, QK_COLUMNS, SIZE>(to, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head, batch);
+      if constexpr (GROUP_HEADS > 1)
+        grouped_tile_load<BOX_ROWS, QK_COLUMNS>(to, maps.q, rings.q.full(q), w.q_first + w.query + BM / Q_BOXES / GROUP_HEADS * g, w.group,
+                                                batch);
+      else
+        tile_load<64, QK_COLUMNS, SIZE>(to, maps.q, rings.q.full(q), w.q_first + w.row + 64 * g, w.head, batch);
     }
   }
   KS_DEVICE void stop() {

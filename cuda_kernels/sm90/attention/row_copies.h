@@ -13,7 +13,8 @@ template<class T, int ROWS, class Block, int WIDTH> struct RowCopies {
   const int* places;
 
   // NEIGHBOURS: fewer where the producer has fewer registers for them.
-  static constexpr int NEIGHBOURS = Config::GROUPS > 2 || (Config::GROUPS > 1 && (Config::IN_PARTS || Config::GROUP_HEADS > 1)) ? 2 : 4, AT_ONCE = 4 * NEIGHBOURS;
+  static constexpr int NEIGHBOURS = Config::GROUPS > 2 || (Config::GROUPS > 1 && (Config::IN_PARTS || Config::GROUP_HEADS > 1)) ? 2 : 4;
+  static constexpr int AT_ONCE = 4 * NEIGHBOURS;
   static constexpr int CHUNK = 16 / sizeof(T), PANEL_COLUMNS = Block::ROW / (int)sizeof(T);
   static_assert(Block::ROW == 128 && Block::EIGHT_ROWS == 1024 && ROWS % AT_ONCE == 0, "eight chunks a row");
 

@@ -9,8 +9,8 @@
 // rows, as in the forward, whose Score policy computes scores. A tile of which an entry's mask hides all is passed over; zeros are written.
 // The blocks of a cluster own neighbouring queries, and each loads its part of the keys and values for all.
 //
-// Bytes from L2 for a step of D = 128: 128 KB for 8.4 MFLOP, 96 in a cluster of two. Shared memory: STAGES · 256 · columns · 2 bytes, and the bias of a tile.
-// Registers of a consumer's thread: 64 each of s, dp and sums, and about 30.
+// Bytes from L2 for a step of D = 128: 128 KB for 8.4 MFLOP, 96 in a cluster of two. Shared memory: STAGES · 256 · columns · 2 bytes, and
+// the bias of a tile. Registers of a consumer's thread: 64 each of s, dp and sums, and about 30.
 #include "attention/sequences.h"
 #include "sm90/attention/score.h"
 #include "sm90/pipeline.h"

@@ -175,7 +175,8 @@ struct Consumer {
 
   // Adds factor · (tile of a source matrix), which comes through the ring.
   KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
-    const int at = sizeof(TC) == 4 || Config::SUMMED || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;  // else offsets are kept from tile to tile, and spill
+    // Else offsets are kept from tile to tile, and spill.
+    const int at = sizeof(TC) == 4 || Config::SUMMED || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;
 #pragma unroll
     for (int first = 0; first < C_PANELS; first += SOURCE_PANELS) {
       ring.wait_full(state);
@@ -402,7 +403,8 @@ struct Consumer {
       if constexpr (OF_LISTS && Config::STORE == ROWS) c = rows_of_list(a, scheduler, p);
       else if (GROUPED_K) c.base += p.batch * a.c_batch;
       else if (GROUPED_COLUMNS) c.columns = p.end, c.first = p.begin;
-      else if (Config::STORE == ROWS && !GROUPED_ROWS) c.base = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c.base + p.batch * a.c_batch + p.head * a.c_head;
+      else if (Config::STORE == ROWS && !GROUPED_ROWS)
+        c.base = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c.base + p.batch * a.c_batch + p.head * a.c_head;
       float acc[MT][BN / 2];
       float sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.

@@ -4,8 +4,8 @@
 // one launch.
 //
 // Algorithm: persistent, BLOCKS blocks a multiprocessor, or clusters of CLUSTER blocks, whose tiles are neighbours along M
-// and which multicast B to each other, or along N and multicast A (SHARED_A). A producer thread fills a ring of STAGES slices (128 bytes of K) of A and B by TMA, on from one
-// tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
+// and which multicast B to each other, or along N and multicast A (SHARED_A). A producer thread fills a ring of STAGES slices (128 bytes
+// of K) of A and B by TMA, on from one tile of C to the next; source tiles (C, residual) of the epilogue come through the same ring. GROUPS consumer warpgroups
 // multiply by wgmma, BM/GROUPS rows each, and store their rows (epilogue.h). In PING_PONG two consumers have every other tile each, and
 // take turns: one applies its epilogue and stores while the other multiplies.
 // What becomes of the sums before they are rounded may be any expression of them (expression.h), also of pairs of columns: where the two are
@@ -26,7 +26,8 @@
 // Lists: a tensor map that begins at any address, the origin, reaches a matrix wherever it lies, by two axes, of which one
 // counts 16 bytes.
 //
-// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, STAGES·(BM + 4)·4 of scales of blocks, the bias, 1 KB of ones where rows are summed, barriers.
+// Shared memory: STAGES·(BM + BN)·128 bytes, GROUPS·BUFFERS·8 KB, STAGES·(BM + 4)·4 of scales of blocks, the bias, 1 KB of ones where
+// rows are summed, barriers.
 // Registers: BM·BN/(128·GROUPS) accumulators, of e4m3 twice (consumer.h), 4 for each 64 rows whose elements are summed.
 #include "sm90/gemm/consumer.h"
 #include "sm90/gemm/gather.h"
@@ -55,7 +56,8 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
   const Maps maps{a_map, b_map, c_map, residual_map, a1, a2, c1, c2, one_of<Config::PREACTIVATION>(sums_map, c_map)};
   const Arguments arguments{a, b, bias, residual, origin, c, c_batch, c_head, bias_batch, bias_head, c_row, M, N, slices,
                             a_head_step, a_batch_step, b_head_step, b_batch_step, residual_head_step, residual_batch_step,
-                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads, indices, epilogue, parts, reduced};
+                            alpha, beta, sums, sums_batch, sums_head, batch_group, head_group, a1_first, a2_first, scales, b_heads, indices,
+                            epilogue, parts, reduced};
   const Ring<STAGES> ring{shared_address(storage.ring)};
   const int group = warp_index() / 4, warp = warp_index() % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   const int split_rank = SPLIT > 1 ? cluster_rank() : 0;

@@ -2,7 +2,8 @@
 // beside them. What is computed stands in PagedCache (descriptors/cache/cache.py).
 //
 // LANES neighbouring lanes have ROW_HEADS heads of q, of k or of v of one token; where something is computed on the way one, and then the next,
-// `turns` in all: the token's place, weights, cosines and sines are found once for them, and a row comes while the one before is computed. A row is chunks of N elements, 16 bytes of the wider type where its rows allow that, else one. A lane has PAIRS pairs
+// `turns` in all: the token's place, weights, cosines and sines are found once for them, and a row comes while the one before is
+// computed. A row is chunks of N elements, 16 bytes of the wider type where its rows allow that, else one. A lane has PAIRS pairs
 // of chunks of each row: those that lie half the rotated elements apart, so that both elements of a half-split pair are its own, and of
 // what is not rotated such that neighbouring lanes have neighbouring chunks: a warp reads and writes whole lines. Rows are loaded before
 // their token's place is known. Sums and largest magnitudes of a row go over its lanes by shuffles, in which all lanes of a warp take part.

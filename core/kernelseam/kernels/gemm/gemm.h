@@ -159,7 +159,8 @@ gemm_body(const void* a, const void* b, void* c, const void* bias, const void* r
       return;
     }
     if constexpr (Config::GROUPED) {
-      if (!Config::GATHERED) A.base = (const T*)a + group_start(next, Config::GROUPED == ALONG_N, a_batch, (Config::GROUPED == ALONG_M) != Config::A_TRANSPOSED, a_row);
+      if (!Config::GATHERED)
+        A.base = (const T*)a + group_start(next, Config::GROUPED == ALONG_N, a_batch, (Config::GROUPED == ALONG_M) != Config::A_TRANSPOSED, a_row);
       B.base = (const T*)b + group_start(next, Config::GROUPED == ALONG_M, b_batch, (Config::GROUPED == ALONG_K) != Config::B_TRANSPOSED, b_row);
       return;
     }

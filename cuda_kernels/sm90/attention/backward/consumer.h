@@ -154,7 +154,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         constexpr bool LAST = decltype(last)::value;
         float dp[STEP / 2];
         u32 p[STEP / 4], ds[STEP / 4];
-        // Where scores are no multiples of products, p times their slope (under a softcap 1 − tanh²), rounded: in shared memory where this warp's ds will be, as registers are few.
+        // Where scores are no multiples of products, p times their slope (under a softcap 1 − tanh²), rounded: in shared memory where this
+        // warp's ds will be, as registers are few.
         constexpr bool SLOPED = Scores::HAS_SLOPE;
         char* const sloped = storage.ds[ds_out.stage][group] + warp * 16 * 128 + lane * 8;
         const u64 q_rows = advanced(q_mn_major, q.stage * Q_BYTES), o_rows = advanced(o_mn_major, o().stage * O_BYTES);

@@ -14,8 +14,8 @@ struct Producer {
   // Asked for each time: this thread has few registers.
   static KS_DEVICE int rank() { return cluster_rank(); }
   KS_DEVICE int clusters() const { return gridDim.x / CLUSTER; }
-  // The next number of the counter, from the first tile on: in order, whoever holds one runs. The first block asks, and tells the other. One message a tile, as of K and V: the phase of
-  // the one follows from that of the other.
+  // The next number of the counter, from the first tile on: in order, whoever holds one runs. The first block asks, and tells the other.
+  // One message a tile, as of K and V: the phase of the one follows from that of the other.
   KS_DEVICE int count_tile() {
     const u32 parity = kv.parity ^ 1;
     if (rank() == 0) {

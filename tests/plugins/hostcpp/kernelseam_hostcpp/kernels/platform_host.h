@@ -2,7 +2,8 @@
 // Warps of 16 lanes; of accumulators in half precision a lane holds whole rows, as AMD's matrix units have it.
 //
 // Constant (from the arch's row): KS_THROUGH_REGISTERS, whether a copy goes through registers as on AMD (1), or writes
-// shared memory by itself as on NVIDIA (0); KS_E4M3, whether e4m3 is float8_e4m3fn (1) or float8_e4m3fnuz (2). KS_CONTRACTED, where it is defined, fuses products with the sums that take them.
+// shared memory by itself as on NVIDIA (0); KS_E4M3, whether e4m3 is float8_e4m3fn (1) or float8_e4m3fnuz (2). KS_CONTRACTED, where it is
+// defined, fuses products with the sums that take them.
 #pragma once
 #include "host/warps.h"
 namespace host { typedef float Plain; }
