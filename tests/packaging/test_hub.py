@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -173,6 +174,36 @@ def test_it_plans_and_compiles_for_a_gpu(python: Callable[..., dict[str, object]
     assert told["facts"] == str(cubin.facts(bytes.fromhex(str(told["cubin"]))))
     chosen = told["chosen"]
     assert isinstance(chosen, list) and {"shared", "sm90"} <= set(chosen)
+
+
+def test_a_model_of_transformers_with_a_window(package: Path) -> None:
+    """It asks for our masks as well: those that Transformers makes for a kernel of the hub leave
+    the window to it, and causality."""
+    hf = pytest.importorskip("transformers", reason="transformers is missing", exc_type=ImportError)
+    torch = pytest.importorskip("torch")
+    from kernelseam.interop import transformers as installed
+
+    variant = package / "build/torch-universal/__init__.py"
+    spec = importlib.util.spec_from_file_location("_of_the_hub", variant)
+    assert spec is not None and spec.loader is not None
+    ours = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ours)
+    sizes = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 5}
+    torch.manual_seed(7)
+    model = hf.MistralForCausalLM(hf.MistralConfig(**sizes)).eval()
+    found = {}
+    try:
+        for name in ("eager", *ours.register_transformers()):
+            model.set_attn_implementation(name)
+            with torch.no_grad():
+                found[name] = model(torch.arange(3, 23)[None]).logits
+        attention = hf.AttentionInterface()["kernelseam"]
+    finally:
+        installed.register()
+    assert attention.__module__ == "_of_the_hub.kernelseam.interop.transformers_attention"
+    error = (found["kernelseam"] - found["eager"]).abs().max() / found["eager"].abs().max()
+    assert error < 4e-6
 
 
 def test_the_loader_of_kernels_takes_it(package: Path) -> None:

@@ -21,7 +21,7 @@ from kernelseam.interop.torch import (
     merge_states,
     scaled_dot_product_attention,
 )
-from kernelseam.interop.transformers_attention import attention_forward
+from kernelseam.interop.transformers import register as register_transformers
 
 from hub import layers
 
@@ -31,7 +31,6 @@ plugins.shipped = [metadata.EntryPoint("cuda", f"{__name__}.kernelseam_cuda.plug
 __all__ = [
     "__version__",
     "attention",
-    "attention_forward",
     "attention_paged",
     "attention_varlen",
     "bmm",
@@ -41,6 +40,7 @@ __all__ = [
     "matmul2d",
     "merge_states",
     "paged",
+    "register_transformers",
     "scaled_dot_product_attention",
     "varlen",
 ]
