@@ -144,13 +144,14 @@ _supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @lru_cache(64)
 def _supported_by(loaded: ModuleType, config: str) -> _Support | None:
     """By the classes of a model's module that are made of this kind of config, or by all of them.
-    None where the module does not have the table of attentions. Every step of a model asks."""
-    if not hasattr(loaded, "ALL_ATTENTION_FUNCTIONS"):
-        return None
+    None where neither the module nor one that it has models of has the table of attentions. Every
+    step of a model asks."""
     classes = [x for x in vars(loaded).values() if isinstance(x, type)]
-    models: list[Any] = [
-        x for x in classes if issubclass(x, PreTrainedModel) and x.__module__ == loaded.__name__
-    ]
+    known: list[Any] = [x for x in classes if issubclass(x, PreTrainedModel)]
+    homes = {x.__module__ for x in known} - {PreTrainedModel.__module__}  # DPR's are of BERT's
+    if not any(hasattr(sys.modules[x], "ALL_ATTENTION_FUNCTIONS") for x in homes):
+        return None
+    models = [x for x in known if x.__module__ == loaded.__name__]
     own = [x for x in models if getattr(x.config_class, "__name__", None) == config] or models
     return _Support(any(x._supports_sdpa for x in own), any(x._supports_flash_attn for x in own))
 
