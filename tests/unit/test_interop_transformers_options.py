@@ -218,9 +218,10 @@ BOTH_SIDES = SimpleNamespace(is_causal=False)
 )
 @pytest.mark.parametrize("given", [None, "padding", "causal", "both sides"])
 def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, told: Any) -> None:
-    """It is never assumed: an attention that does not say so is not causal. What a pattern says is
-    not taken back by ``is_causal`` (Moonshine passes False where there is a mask), and a window is
-    the pattern's; ``sliding_window`` makes none."""
+    """It is never assumed: an attention that does not say so is not causal, and where there is no
+    mask its module is not asked. What a pattern says is not taken back by ``is_causal`` (Moonshine
+    passes False where there is a mask), and a window is the pattern's; ``sliding_window`` makes
+    none."""
     q, k, v = qkv()
     keys = torch.tensor([[1] * 6, [1] * 4 + [0] * 2]).bool()
     masks = {
@@ -231,7 +232,7 @@ def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, t
     }
     hides = given == "causal"
     if given in (None, "padding"):
-        own = module.get("is_causal", False) and "config" not in module
+        own = given == "padding" and module.get("is_causal", False) and "config" not in module
         hides = own if told is None else told
     seen = causal(6, 6) if hides else torch.ones(6, 6, dtype=torch.bool)
     if given == "both sides":
@@ -244,26 +245,34 @@ def test_causality_is_the_masks_or_the_modules(given: str | None, module: Any, t
     close(found * rows, wanted(q, k, v, seen.expand(2, 1, 6, 6)) * rows)
 
 
-def test_modules_that_say_causal_of_what_sees_both_sides() -> None:
-    """BridgeTower's layers of tokens and images, whose own attention does not read it."""
+@pytest.mark.parametrize("name", ["BridgeTower", "Phi4MultimodalVision"])
+def test_modules_that_say_causal_of_what_sees_both_sides(name: str) -> None:
+    """Layers of tokens and images, and of patches, whose own attention does not read it."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2}
-    text = sizes | {"num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 97}
-    parts = {"text_config": text, "vision_config": sizes | {"image_size": 32}}
-    config = hf.BridgeTowerConfig(**sizes, **parts, num_attention_heads=4, intermediate_size=64)
+    config: dict[str, Any] = {"num_attention_heads": 4, "intermediate_size": 64, **sizes}
+    given = {"pixel_values": torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(7))}
+    parts = ["last_hidden_state"]
+    if name == "BridgeTower":
+        config |= {"text_config": config | {"vocab_size": 97}}
+        config |= {"vision_config": sizes | {"image_size": 32}}
+        given["input_ids"] = torch.arange(3, 9)[None]
+        parts = ["text_features", "image_features"]
+    else:
+        config |= {"image_size": 32, "patch_size": 8}
+    model_class = getattr(hf, f"{name}Model")
     torch.manual_seed(7)
-    model = hf.BridgeTowerModel(config).eval()
+    model = model_class(model_class.config_class(**config)).eval()
     for parameter in model.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.2)
-    given = {"input_ids": torch.arange(3, 9)[None], "pixel_values": torch.randn(1, 3, 32, 32)}
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(**given)
         model.set_attn_implementation("kernelseam")
         found = model(**given)
-    for name in ("text_features", "image_features"):
-        error = (found[name] - expected[name]).abs().max() / expected[name].abs().max()
-        assert error < 4e-6, name
+    for part in parts:
+        error = (found[part] - expected[part]).abs().max() / expected[part].abs().max()
+        assert error < 4e-6, part
 
 
 def test_rows_that_are_not_contiguous_are_copied() -> None:
@@ -289,6 +298,7 @@ def test_rows_that_are_not_contiguous_are_copied() -> None:
     ("name", "kind"),
     [
         ("BigBirdPegasusForCausalLM", "bigbird_pegasus"),
+        ("DPRQuestionEncoder", "dpr"),
         ("DeepseekV32ForCausalLM", "deepseek_v32"),
         ("GitForCausalLM", "git"),
         ("GlmMoeDsaForCausalLM", "glm_moe_dsa"),

@@ -70,9 +70,12 @@ def attention_forward(
     ``transformers_pattern`` has it; [B, 1 or H, S_q or 1, keys] of bool, True where a key is seen,
     or of floats, which are added to the scores; a block mask, as Transformers makes it for flex
     attention; or [B, keys] of bool or integers, 0 at padding. None hides nothing. With the last
-    two, the layer is causal if ``is_causal`` says so, or, where that is None, ``module.is_causal``,
-    unless ``module.config.is_causal`` is False (StableLM's layers do not pass that on), or the
-    model supports neither SDPA nor FlashAttention, which alone read it (BridgeTower).
+    two, the layer is causal if ``is_causal`` says so. With [B, keys], and where offsets of packed
+    rows alone say what is hidden, both FlashAttention's, it is also if ``is_causal`` is None and
+    ``module.is_causal`` says so, unless ``module.config.is_causal`` is False (StableLM's layers do
+    not pass that on). Beside None the module is not asked: masks that Transformers makes for SDPA
+    may leave causality to it, those for eager attention and ours never do, and some say that they
+    are causal of what sees both sides (BridgeTower, the patches of Phi-4 multimodal).
     Beside another mask ``is_causal`` says nothing: some models pass False because there is one.
     ``sliding_window`` is what the mask was made of, and is not applied again.
 
@@ -93,9 +96,7 @@ def attention_forward(
     """
     if dropout or not options.keys() <= OF_THE_MODEL:
         refuse(dropout, options)
-    causal = is_causal
-    if causal is None:  # to a single query it is nothing
-        causal = getattr(module, "is_causal", False) if query.shape[2] == 1 else _is_causal(module)
+    causal = False if is_causal is None else is_causal
     plain = (
         attention_mask is s_aux is sinks is position_bias is indices is block_indices is None
         and cu_seq_lens_q is cu_seq_lens_k is max_length_q is max_length_k is None
@@ -118,6 +119,10 @@ def attention_forward(
         mask = selection(indices, block_indices, module, query.shape[1], keys)
     if not (cu_seq_lens_q is cu_seq_lens_k is max_length_q is max_length_k is None):
         packed = packed_rows(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    if is_causal is None and (
+        packed is not None or (attention_mask is not None and attention_mask.dim() == 2)
+    ):
+        causal = _is_causal(module)
     if position_bias is not None:
         bias = position_bias[..., :keys]
 
@@ -197,15 +202,9 @@ def attention_forward(
 
 
 def _is_causal(module: Any) -> bool:
-    """Whether a module says so, of a model that leaves causality to its modules."""
-    says, config = bool(getattr(module, "is_causal", False)), getattr(module, "config", None)
-    if not says or config is None:
-        return says
-    # imports Transformers, which a module with a config is of
-    from kernelseam.interop.transformers_mask import supported
-
-    found = supported(config)
-    return getattr(config, "is_causal", None) is not False and (found.sdpa or found.flash)
+    """Whether a module says so, and its model's config does not take it back."""
+    config = getattr(module, "config", None)
+    return getattr(module, "is_causal", False) and getattr(config, "is_causal", None) is not False
 
 
 def _rows(*given: Tensor) -> tuple[Tensor, ...]:
