@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from kernelseam.contract import Device, Toolchain
-from kernelseam.errors import SlowBinary, UnknownName
+from kernelseam.contract import Device
+from kernelseam.errors import SlowBinary
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
 from kernelseam.parity.cases.covering import covering
 from kernelseam.parity.running.workers import Workers, cores
@@ -33,16 +33,6 @@ def problem_of(case: Case, device: Device) -> Any:
     if isinstance(case, GemmCase | AttentionCase) and case.view == "device":
         case = replace(case, view="host")
     return operands.problem_of(case, plugins().backend(device.backend).runtime, device)
-
-
-def toolchain_of(arch: str) -> Toolchain:
-    """Of the plugin that compiles for an arch. Raises UnknownName."""
-    known = [b.toolchain for b in plugins().registry.backends.values() if b.toolchain]
-    for toolchain in known:
-        if arch in toolchain.archs:
-            return toolchain
-    archs = ", ".join(a for t in known for a in t.archs)
-    raise UnknownName("arch", arch, f"must be one of {archs}", "Name one of these")
 
 
 def units(cases: Iterable[Case], device: Device, implementation: str | None = None) -> list[Unit]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -46,26 +46,6 @@ DTYPES = {
 
 
 _CHOICES = "swizzles of 0, 32, 64 and 128 bytes, promotions of 0, 64, 128 and 256"
-
-
-@dataclass(frozen=True)
-class Tiled:
-    """The numbers that cuTensorMapEncodeTiled takes. ``strides``: bytes, the innermost axis left
-    out."""
-
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-
-
-def tiled(tensor_map: TensorMap) -> Tiled:
-    """The numbers of a tensor map that is not refused."""
-    m, size = tensor_map, tensor_map.dtype.itemsize
-    strides = tuple(
-        _EXTENT_1_STRIDE if n == 1 else s * size
-        for n, s in zip(m.extents[1:], m.strides[1:], strict=True)
-    )
-    return Tiled(m.extents, strides, m.box)
 
 
 def refuse(tensor_map: TensorMap, alignment: int) -> str | None:
