@@ -49,7 +49,7 @@ def rotary_tables() -> tuple[Tensor, Tensor]:
     return angles.cos().float().to(DEVICE), angles.sin().float().to(DEVICE)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of x [B, S, heads, D]: column i pairs with column i + D/2."""
     a, b = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
@@ -69,7 +69,7 @@ def torch_qkv(
 ) -> tuple[Tensor, Tensor, Tensor]:
     heads = F.linear(x, weight, bias).unflatten(-1, (-1, head_dim))
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=-2)
-    return turned(q, *rotary), turned(k, *rotary), v
+    return rotated(q, *rotary), rotated(k, *rotary), v
 
 
 def torch_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, layout: str) -> Tensor:

@@ -52,7 +52,7 @@ WRITTEN = {
 COUNTS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 3), (8, 1), (5, 5), (3, 1))
 """Heads of q, and of k and v."""
 DIMS, ODD_DIMS, EVEN_DIMS = (8, 16, 32, 40, 64, 80, 128), (1, 5, 9, 33, 50), (2, 6, 18, 34, 50)
-"""Of rows that begin at multiples of 16 bytes; of others; of others that are turned."""
+"""Of rows that begin at multiples of 16 bytes; of others; of others that are rotated."""
 USUAL, WIDE = 400, 1100
 """Columns of all heads of q at most: of most, and of some."""
 GRADIENTS = (("d_input", "d_weight"), ("d_input", "d_weight"), ("d_weight",), ("d_input",), ())
@@ -169,7 +169,7 @@ class Kind:
             "one token an entry": case.S == 1,
             "more than 300 tokens": case.batch * case.S > 300,
             "nothing, or nothing to sum": 0 in (case.batch, case.S, case.hidden),
-            "part of a head turned": 0 < case.turned < case.head_dim,
+            "part of a head rotated": 0 < case.rotated < case.head_dim,
             "repeated operands": any(w.broadcast for _, w in case.operand_layouts),
             "exact integers": case.exact,
             "a NaN or an infinity": bool(case.injected),

@@ -91,7 +91,7 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of x [B, S, heads, D]: column i pairs with column i + D/2."""
     a, b = x.float().chunk(2, dim=-1)
     cos, sin = cos[:, None], sin[:, None]
@@ -101,7 +101,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 if not on_gpu:
     torch.set_num_threads(1)  # more cost a block as small as this more than they bring
 else:  # one kernel each, forward and backward, for all implementations; torch's norm is one
-    swiglu, turned = (torch.compile(f, dynamic=False) for f in (swiglu, turned))
+    swiglu, rotated = (torch.compile(f, dynamic=False) for f in (swiglu, rotated))
 
 
 class Block:

@@ -20,7 +20,7 @@ from block import (
     norm,
     normal,
     on_gpu,
-    turned,
+    rotated,
 )
 from kernelseam import Attention, plan
 from kernelseam.interop import torch as seam
@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class Ours(Block):
-    """One launch for q, k and v, turned; one for the attention; one for output and residual; two
+    """One launch for q, k and v, rotated; one for the attention; one for output and residual; two
     for the MLP: gate, up and SwiGLU, and down with the residual."""
 
     name = "kernelseam"
@@ -126,7 +126,7 @@ class Sdpa(Block):
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         q, k, v = self.split(x)
         cos, sin = (t[: x.shape[1]] for t in self.rotary)
-        return turned(q, cos, sin), turned(k, cos, sin), v
+        return rotated(q, cos, sin), rotated(k, cos, sin), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
@@ -145,9 +145,9 @@ class Sdpa(Block):
     def step_qkv(self, x: Tensor, cached: int) -> tuple[Tensor, ...]:
         q, k, v = self.split(x)
         cos, sin = (t[cached : cached + 1] for t in self.rotary)
-        self.cache[0][:, :, cached] = turned(k, cos, sin)[:, 0]
+        self.cache[0][:, :, cached] = rotated(k, cos, sin)[:, 0]
         self.cache[1][:, :, cached] = v[:, 0]
-        return (turned(q, cos, sin),)
+        return (rotated(q, cos, sin),)
 
     def step_attend(self, cached: int, *of: Tensor) -> Tensor:
         k, v = (x[:, :, : cached + 1] for x in self.cache)

@@ -68,7 +68,7 @@ def angles(rows: int, half: int) -> tuple[Any, Any]:
     return torch.cos(at), torch.sin(at)
 
 
-def turned(x: Any, cos: Any, sin: Any) -> Any:
+def rotated(x: Any, cos: Any, sin: Any) -> Any:
     """[B, heads, S, D] in float64: the first half of the elements with the second, position by
     position."""
     (a, b), c, s = x.chunk(2, -1), cos.double(), sin.double()
@@ -80,7 +80,7 @@ def projected(x: Any, weight: Any, bias: Any, heads: tuple[int, int], rotary: An
     h, g = heads
     y = linear(x.double(), weight.double(), None if bias is None else bias.double())
     q, k, v = y.unflatten(-1, (h + 2 * g, -1)).transpose(1, 2).split([h, g, g], 1)
-    return [q, k, v] if rotary is None else [turned(q, *rotary), turned(k, *rotary), v]
+    return [q, k, v] if rotary is None else [rotated(q, *rotary), rotated(k, *rotary), v]
 
 
 def test_a_layer_of_attention() -> None:

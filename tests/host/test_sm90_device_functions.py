@@ -200,11 +200,13 @@ def check_matrices(change: Change) -> None:
 
 
 def check_heads(change: Change) -> None:
-    """Columns hold each element of their head once, the two that are turned together 32 columns
+    """Columns hold each element of their head once, the two that are rotated together 32 columns
     apart; a sum's parts are its slices, one part after the other."""
-    dim, turned, heads, turned_heads = 192, 128, 5, 4
+    dim, rotated, heads, rotated_heads = 192, 128, 5, 4
     magic, shift = divider(dim)
-    given = np.array([dim, magic % 2**32, shift, turned_heads * dim, turned, heads * dim], np.int64)
+    given = np.array(
+        [dim, magic % 2**32, shift, rotated_heads * dim, rotated, heads * dim], np.int64
+    )
     columns, parts = np.zeros(heads * dim, np.int64), np.zeros((16, 4, 2), np.int64)
     constants = {
         **GEMM_CONSTANTS,
@@ -220,10 +222,10 @@ def check_heads(change: Change) -> None:
     for head, row in enumerate(columns.reshape(heads, dim).tolist()):
         assert sorted(row) == list(range(dim))
         for c in range(dim):
-            if head >= turned_heads or c >= turned:
-                assert row[c] == c, "it is not turned"
+            if head >= rotated_heads or c >= rotated:
+                assert row[c] == c, "it is not rotated"
             elif c // 32 % 2 == 0:
-                assert row[c] == c // 64 * 32 + c % 32 and row[c + 32] == row[c] + turned // 2
+                assert row[c] == c // 64 * 32 + c % 32 and row[c + 32] == row[c] + rotated // 2
     for slices, found in enumerate(parts.tolist(), 4):
         walked = [s for first, count in found for s in range(first, first + count)]
         assert walked == list(range(slices))

@@ -263,12 +263,12 @@ def element(column: int, dim: int, turned_heads: int, rotary_dim: int) -> int:
 
 
 def test_columns_hold_every_element_once_and_pairs_a_unit_apart() -> None:
-    dim, rotary_dim, heads, turned = 128, 64, 4, 3
+    dim, rotary_dim, heads, rotated = 128, 64, 4, 3
     for head in range(heads):
         columns = range(head * dim, (head + 1) * dim)
-        found = {c: element(c, dim, turned, rotary_dim) for c in columns}
+        found = {c: element(c, dim, rotated, rotary_dim) for c in columns}
         assert sorted(found.values()) == list(range(dim))
-        for c in columns if head < turned else ():
+        for c in columns if head < rotated else ():
             if c % dim < rotary_dim and c // UNIT % 2 == 0:
                 assert found[c + UNIT] == found[c] + rotary_dim // 2
                 first = c % dim // (2 * UNIT) * (2 * UNIT)

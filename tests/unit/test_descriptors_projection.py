@@ -264,7 +264,7 @@ def test_from_arrays() -> None:
         ),
         (
             {**ROTARY, "rotary_dim": None},
-            "rotary_dim = None: must be given where elements are turned. Give the extents of cos.",
+            "rotary_dim = None: must be given where elements are rotated. Give the extents of cos.",
         ),
         (
             {**ROTARY, "rotary_dim": 5},

@@ -28,7 +28,7 @@ def angles(rows: int, half: int = D // 2) -> tuple[Any, Any]:
     return torch.cos(at), torch.sin(at)
 
 
-def turned(x: Any, cos: Any, sin: Any, style: str) -> Any:
+def rotated(x: Any, cos: Any, sin: Any, style: str) -> Any:
     """[B, S, heads, D] in float64, the first elements by the tables' rows [B, S, half] or [S,
     half]."""
     half = cos.shape[-1]
@@ -52,7 +52,7 @@ def formula(
     y = y.unflatten(-1, (H + 2 * G, D))
     q, k, v = y.split([H, G, G], -2)
     if rotary is not None:
-        q, k = (turned(part, *rotary, style) for part in (q, k))
+        q, k = (rotated(part, *rotary, style) for part in (q, k))
     return [part.transpose(-3, -2) if layout == "bhsd" else part for part in (q, k, v)]
 
 

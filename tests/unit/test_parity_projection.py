@@ -243,7 +243,7 @@ FAULTS: dict[str, tuple[str, Callable[[ProjectionCase, Values], Values]]] = {
         but(cos=lambda t: np.roll(t, 1, axis=0), sin=lambda t: np.roll(t, 1, axis=0)),
     ),
     "positions that are numbered": (f"{QKV}-f16-rotary-halves-positions", of(positions=False)),
-    "v is turned, too": (
+    "v is rotated, too": (
         f"{QKV}-f16-rotary-halves",
         lambda c, x: {
             **results(c, x),

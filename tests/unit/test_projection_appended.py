@@ -63,21 +63,21 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("name", ASKED)
-def test_it_is_the_projection_and_then_the_append(name: str, turned: bool) -> None:
+def test_it_is_the_projection_and_then_the_append(name: str, rotated: bool) -> None:
     """Bit for bit, also with rotation: by the product, where it knows the positions, else by the
     append."""
     dtype, asked = ASKED[name]
     places = drawn(dtype, **asked)
     x = normal(11, HIDDEN) if asked["packed"] else normal(3, 4, HIDDEN)
     weight, bias = normal(WIDTH, HIDDEN), normal(WIDTH)
-    tables: dict[str, Any] = {"rotary": rotary()} if turned else {}
+    tables: dict[str, Any] = {"rotary": rotary()} if rotated else {}
     apart = {n: y.copy() for n, y in places.items()}
     with ks.trace() as launches:
         q = ks.fused_qkv_projection(x, weight, bias, H, G, D, layout="bshd", **tables, **places)
     assert [r.kernel for r in launches] == ["numpy_gemm", "numpy_paged_cache"]
-    late = turned and bool({"kv_lengths", "cu_seqlens_q"} & places.keys())
+    late = rotated and bool({"kv_lengths", "cu_seqlens_q"} & places.keys())
     early = {} if late else tables
     of_q, k, v = ks.fused_qkv_projection(x, weight, bias, H, G, D, layout="bshd", **early)
     more = {"q": of_q, "out": of_q, **tables} if late else {}
@@ -212,11 +212,11 @@ def test_the_descriptor_over_addresses() -> None:
     assert found["k"] == found["v"] == ("float8_e4m3fn", (7, 2, 4, 8), True)
     assert found["k_scales"] == found["v_scales"] == ("float32", (7, 2, 4), True)
     assert str(p.spec).endswith("then paged_cache append float16→float8_e4m3fn scaled=tokens")
-    turned = {"cos": 0, "sin": 0, "rotary_dim": 8, "max_position": 12}
-    counted: Any = described(**APPEND, **turned, kv_lengths=0).problem()
+    rotated = {"cos": 0, "sin": 0, "rotary_dim": 8, "max_position": 12}
+    counted: Any = described(**APPEND, **rotated, kv_lengths=0).problem()
     assert counted.append.spec.rotary == "halves" and not counted.spec.heads.rotary
     assert counted.append.num_heads == 4 and counted.max_position == 0
-    given: Any = described(**APPEND, **turned, positions=0, dtype_pages="float8_e4m3fn").problem()
+    given: Any = described(**APPEND, **rotated, positions=0, dtype_pages="float8_e4m3fn").problem()
     assert not given.append.spec.rotary and given.spec.heads == HeadsSpec("halves", True)
     assert given.append.spec.position == "given"
     plain: Any = described(**APPEND).problem()

@@ -277,11 +277,11 @@ def test_refusals_name_the_product() -> None:
             composition.refuse(problem, bare)
             == f"{name}: no tile of fake1 takes float16 to float16"
         )
-    turned: dict[str, Any] = {"cos": 0, "sin": 0, "rotary_dim": 8, "max_position": 5}
-    assert qkv.refuse(QkvProjection(**{**QKV, **turned, "head_dim": 9}).problem(), ROW) == (
+    rotated: dict[str, Any] = {"cos": 0, "sin": 0, "rotary_dim": 8, "max_position": 5}
+    assert qkv.refuse(QkvProjection(**{**QKV, **rotated, "head_dim": 9}).problem(), ROW) == (
         "head_dim = 9 is odd: elements that are rotated together lie in one pair of columns"
     )
-    assert qkv.refuse(QkvProjection(**QKV, **turned, stride_cos_row=1 << 31).problem(), ROW) == (
+    assert qkv.refuse(QkvProjection(**QKV, **rotated, stride_cos_row=1 << 31).problem(), ROW) == (
         "stride_cos_row = 2147483648 elements: shared kernels take row strides below 2^31"
     )
     double = {**OUT, "dtype": "float64"}

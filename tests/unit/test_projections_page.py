@@ -22,8 +22,8 @@ def test_the_page_runs() -> None:
     heads = (x @ weight.T + given["b_qkv"]).reshape(2, 10, 12, 16).swapaxes(1, 2)
     cos, sin = np.cos(given["angles"]), np.sin(given["angles"])
     a, b = heads[:, :10, :, :8], heads[:, :10, :, 8:]
-    turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    wanted = {"q": turned[:, :8], "k": turned[:, 8:], "v": heads[:, 10:]}
+    rotated = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    wanted = {"q": rotated[:, :8], "k": rotated[:, 8:], "v": heads[:, 10:]}
     y, _ = attention(wanted["q"], wanted["k"], wanted["v"], causal=True)
     rows = y.swapaxes(1, 2).reshape(2, 10, 128)
     wanted |= {"y": y, "result": rows @ w_out.T + given["b_out"] + x}
@@ -53,9 +53,9 @@ def _check_pages(names: dict[str, Any]) -> None:
     heads = (row @ names["w_qkv"].T.astype(np.float64) + names["b_qkv"]).reshape(7, 12, 16)
     cos, sin = (names[n][:7, None].astype(np.float64) for n in ("cos", "sin"))
     a, b = heads[:, :10, :8], heads[:, :10, 8:]
-    turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    assert np.abs(names["q_rows"][1:8] - turned[:, :8]).max() < 2e-3 * np.abs(turned).max()
-    for name, want in (("k", turned[:, 8:]), ("v", heads[:, 10:])):
+    rotated = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    assert np.abs(names["q_rows"][1:8] - rotated[:, :8]).max() < 2e-3 * np.abs(rotated).max()
+    for name, want in (("k", rotated[:, 8:]), ("v", heads[:, 10:])):
         pages, scales = names[f"{name}_pages"][[6, 2]], names["scales"][f"{name}_scales"][[6, 2]]
         found = (pages.astype(np.float64) * scales[..., None]).reshape(8, 2, 16)[:7]
         assert np.abs(found - want).max() < 2**-4 * np.abs(want).max(), name

@@ -168,7 +168,7 @@ def test_products_are_of_every_size(drawing: Any) -> None:
         c.batch * c.S > 600 for c in projections
     )
     assert any(c.packed for c in projections) and any(c.injected for c in projections)
-    assert any(0 < c.turned < c.head_dim for c in projections) and any(
+    assert any(0 < c.rotated < c.head_dim for c in projections) and any(
         c.kv_heads < c.num_heads for c in projections
     )
 

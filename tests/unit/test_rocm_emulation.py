@@ -447,7 +447,7 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
     projections = [c for c in cases if isinstance(c, ProjectionCase)]
     forward = [c for c in projections if c.operation == "qkv_projection"]
     assert {c.rotary for c in forward} == {"", "halves", "pairs"} and any(
-        0 < c.turned < c.head_dim for c in forward
+        0 < c.rotated < c.head_dim for c in forward
     )
     assert {c.operand_layout("q").order for c in forward} == {"bhr", "brh"}
     assert {bool(c.page_size) for c in forward} == {True, False}

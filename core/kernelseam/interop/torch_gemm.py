@@ -44,9 +44,9 @@ def bmm(
 
     Those of a and b are one launch each; torch sums those of bias and residual, and that of an
     expanded operand over what it was expanded along. ``out_dtype`` may be torch's.
-    ``implementation`` names a way of the product, ``bwd_implementation`` one of the gradients'.
-    Under torch.autocast a and b are converted to its dtype. Where torch compiles, exports or
-    transforms the caller, ``torch.ops.kernelseam`` is called.
+    ``implementation`` selects an implementation of the product, ``bwd_implementation`` one of the
+    gradients'. Under torch.autocast a and b are converted to its dtype. Where torch compiles,
+    exports or transforms the caller, ``torch.ops.kernelseam`` is called.
 
     ``epilogue``: as in ``kernelseam.bmm``; its derivative is one more launch, which reads what the
     forward stored before it, in the result's dtype. Float tensors that it captures have gradients
@@ -129,10 +129,10 @@ def grouped_mm_list(
     """``kernelseam.grouped_mm_list`` on torch tensors, with gradients to all of them.
 
     The gradients of both lists are one list of products, in as few launches as its layouts allow,
-    and differentiate again. ``out_dtype`` may be torch's. ``implementation`` names a way of the
-    products, ``bwd_implementation`` one of the gradients'. Under torch.autocast all are converted
-    to its dtype. Where torch compiles, exports or transforms the caller,
-    ``torch.ops.kernelseam.grouped_mm_list`` is called.
+    and differentiate again. ``out_dtype`` may be torch's. ``implementation`` selects an
+    implementation of the products, ``bwd_implementation`` one of the gradients'. Under
+    torch.autocast all are converted to its dtype. Where torch compiles, exports or transforms the
+    caller, ``torch.ops.kernelseam.grouped_mm_list`` is called.
     """
     given = grouped_list.named({"a": a, "b": b})
     options: dict[str, Any] = {"alpha": alpha, "precision": precision, "backend": backend}

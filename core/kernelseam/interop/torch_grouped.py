@@ -51,7 +51,7 @@ def grouped_mm(
     of torch's own ``grouped_mm``): mask it before it meets other rows.
     ``epilogue``: as in ``kernelseam.grouped_mm``; gradients flow to the tensors that it captures,
     too, where nothing traces the call, and are computed once.
-    ``out_dtype`` may be torch's. ``implementation`` names a way of the product,
+    ``out_dtype`` may be torch's. ``implementation`` selects an implementation of the product,
     ``bwd_implementation`` one of the gradients'. Under torch.autocast a and b are converted to its
     dtype. Where torch compiles, exports or transforms the caller, ``torch.ops.kernelseam`` is
     called.

@@ -44,11 +44,11 @@ def inverse_rotations(
     if positions is None:
         begin = options["first_position"]
         positions = torch.arange(begin, begin + rows, dtype=torch.int32, device=dk.device)
-    turned = torch.empty_like(dk, memory_format=torch.contiguous_format)
+    rotated = torch.empty_like(dk, memory_format=torch.contiguous_format)
     dq = append_paged(
         _with_columns(dk),
         None,
-        turned,
+        rotated,
         None,
         slot_mapping=slots,
         positions=positions.expand(batch, rows),
@@ -59,7 +59,7 @@ def inverse_rotations(
         kv_layout="hnd" if heads_first else "nhd",
         backend=options.get("backend"),
     )
-    return dq, turned
+    return dq, rotated
 
 
 def _with_columns(x: Tensor) -> Tensor:

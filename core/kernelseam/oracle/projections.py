@@ -34,8 +34,8 @@ def qkv_projection(
         (B, S), total = x.shape[:2], heads + 2 * kv_heads
         y, size = (a.reshape(B, S, total, dim).transpose(0, 2, 1, 3).copy() for a in (y, size))
         if style and cos is not None and sin is not None and positions is not None:
-            turned = y[:, : heads + kv_heads], size[:, : heads + kv_heads]
-            rotate(*turned, (cos, sin), style, positions)
+            rotated = y[:, : heads + kv_heads], size[:, : heads + kv_heads]
+            rotate(*rotated, (cos, sin), style, positions)
     parts = {
         "q": slice(heads),
         "k": slice(heads, heads + kv_heads),

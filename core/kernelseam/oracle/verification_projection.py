@@ -87,9 +87,9 @@ class QkvVerifier(ProjectionVerifier):
         expected, results = dict[str, CacheRows](), dict[str, Array]()
         scales, written = dict[str, Array](), dict[str, Array]()
         for name, (result, K) in products.items():
-            turned = tables if name != "v" else None
-            kind = between if name != "q" or turned else between.accumulator
-            how = (turned, append.spec.rotary, position[None])
+            rotated = tables if name != "v" else None
+            kind = between if name != "q" or rotated else between.accumulator
+            how = (rotated, append.spec.rotary, position[None])
             expected[name] = appended.rows(result, K, p.spec.dtype, kind, *how, flushed=flushed)
             at = (entry, slice(None), place) if name == "q" else (page, slice(None), row)
             results[name] = x[name][at].swapaxes(0, 1)[None]

@@ -19,9 +19,9 @@ def rotate(y: Array, cos: Array, sin: Array, style: str) -> None:
     pairs = style == "pairs"
     first = y[..., 0 : 2 * half : 2] if pairs else y[..., :half]
     second = y[..., 1 : 2 * half : 2] if pairs else y[..., half : 2 * half]
-    turned = first * cos - second * sin
+    rotated = first * cos - second * sin
     second[...] = second * cos + first * sin
-    first[...] = turned
+    first[...] = rotated
 
 
 class HeadsStore:

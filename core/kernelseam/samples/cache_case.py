@@ -58,7 +58,7 @@ class CacheCase(CommonCase):
         return (1, sum(self.packed) + 4) if self.packed else (self.batch, self.S)
 
     @property
-    def turned(self) -> int:
+    def rotated(self) -> int:
         """rotary_dim; 0 without rotation."""
         return (self.rotary_dim or self.head_dim) if self.rotary else 0
 

@@ -82,7 +82,7 @@ class ProjectionCase(CommonCase):
         return bool(self.rotary) and counted and not self.positions
 
     @property
-    def turned(self) -> int:
+    def rotated(self) -> int:
         """rotary_dim; 0 without a rotary embedding."""
         return (self.rotary_dim or self.head_dim) if self.rotary else 0
 

@@ -1,6 +1,6 @@
 // The result of the projection that makes q, k and v: C's columns are heads, which lie in three operands, token by token.
 //
-// Columns are numbered head after head, those of q first, then k's, then v's. Half-split rotary embedding turns element i
+// Columns are numbered head after head, those of q first, then k's, then v's. Half-split rotary embedding rotates element i
 // with i + n/2 (n = rotary_dim): the rows of the weight are taken in groups of UNIT, UNIT of the lower half and UNIT of the
 // upper in turns, so that the two are UNIT columns apart, which one thread has. The order is undone when results are stored.
 // Interleaved pairs (2i with 2i + 1) are neighbours as they are.
@@ -16,16 +16,16 @@ enum { HALF_SPLIT = 1, INTERLEAVED = 2 };
 constexpr int UNIT = 32, GROUP = 2 * UNIT;  // columns of a tile: GROUP of them, one half beside the other
 static_assert(!Config::ROTARY || (BN % GROUP == 0 && BN / B_PARTS % UNIT == 0), "a tile is of whole groups, a block's part of B of whole units");
 
-// Which element of a head each column holds. Groups lie wholly within a head, and wholly within what is turned or outside.
+// Which element of a head each column holds. Groups lie wholly within a head, and wholly within what is rotated or outside.
 struct Order {
   FastDivmod head;
-  int turned_end, rotary_dim;  // columns from turned_end on are v's
+  int rotated_end, rotary_dim;  // columns from rotated_end on are v's
 
   KS_DEVICE int in_head(int column) const { return column - head.quotient(column) * head.d; }
   // Of the column that is number c of its head.
-  KS_DEVICE bool turned(int column, int c) const { return Config::ROTARY && column < turned_end && c < rotary_dim; }
+  KS_DEVICE bool rotated(int column, int c) const { return Config::ROTARY && column < rotated_end && c < rotary_dim; }
   KS_DEVICE int element(int column, int c) const {
-    if (Config::ROTARY != HALF_SPLIT || !turned(column, c)) return c;
+    if (Config::ROTARY != HALF_SPLIT || !rotated(column, c)) return c;
     return c / GROUP * UNIT + c % UNIT + (c / UNIT & 1) * (rotary_dim / 2);
   }
 };
@@ -50,19 +50,19 @@ struct HeadsResult : HeadPlaces<Order> {
     const int o = first + n / (UNIT / 4) * GROUP, j = n % (UNIT / 4) / 2, e = n & 1, x = o / 2 + 4 * j + e;
     return {o, x, x + UNIT / 2, 8 * j + column + e};
   }
-  // Cosines and sines of some of a panel's pairs, as many as registers hold; what is not turned has none. tables: where the
+  // Cosines and sines of some of a panel's pairs, as many as registers hold; what is not rotated has none. tables: where the
   // rows' begin.
   static constexpr int AT_ONCE = PING_PONG ? 2 : Config::BLOCKS == 1 ? 8 : SPLIT > 1 ? 1 : 2, STEPS = PANELS * 8 / AT_ONCE, AHEAD = MT == 1;
   struct Angles { float cosine[MT][2][AT_ONCE], sine[MT][2][AT_ONCE]; };
-  KS_DEVICE bool turns(const TileCoord& p, const Pair& x, int c, int column) const {
-    return order.turned(p.column + x.o, c + (Config::ROTARY == INTERLEAVED ? column : 0));
+  KS_DEVICE bool rotates(const TileCoord& p, const Pair& x, int c, int column) const {
+    return order.rotated(p.column + x.o, c + (Config::ROTARY == INTERLEAVED ? column : 0));
   }
   KS_DEVICE void load(Angles& to, const TileCoord& p, int step, int column, const i64 (&tables)[MT][2]) const {
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++) {
       const Pair x = pair(step * AT_ONCE / 8 * 64, step * AT_ONCE % 8 + n, column);
       const int c = order.in_head(p.column + x.o);
-      if (turns(p, x, c, column))
+      if (rotates(p, x, c, column))
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -76,7 +76,7 @@ struct HeadsResult : HeadPlaces<Order> {
   // Turns a thread's accumulators, which are of rows row + 64·i and 8 more, and of `column`s of neighbours every 8 (from its
   // place in the first 8 of the tile on). The next angles are asked for before these are used.
   template<class Place> KS_DEVICE void apply_rotary(float (&acc)[MT][BN / 2], const Place& p, int row, int column, int M) const {
-    if (p.column >= order.turned_end) return;
+    if (p.column >= order.rotated_end) return;
     i64 tables[MT][2];  // rows beyond the last have that one's
 #pragma unroll
     for (int i = 0; i < MT; i++)
@@ -93,7 +93,7 @@ struct HeadsResult : HeadPlaces<Order> {
 #pragma unroll
       for (int n = 0; n < AT_ONCE; n++) {
         const Pair at = pair(step * AT_ONCE / 8 * 64, step * AT_ONCE % 8 + n, column);
-        if (!turns(p, at, order.in_head(p.column + at.o), column)) continue;
+        if (!rotates(p, at, order.in_head(p.column + at.o), column)) continue;
 #pragma unroll
         for (int i = 0; i < MT; i++)
 #pragma unroll

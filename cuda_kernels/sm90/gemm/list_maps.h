@@ -35,13 +35,13 @@ gemm_list_maps_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const T
   warp_barrier();
   if (i < MAPS) {
     const int M = groups.of_list(g, OF_M), N = groups.of_list(g, OF_N), K = groups.of_list(g, OF_K);
-    const bool of_a = i == 0, of_b = i == 1, turned = of_a ? Config::A_TRANSPOSED : of_b && Config::B_TRANSPOSED;
+    const bool of_a = i == 0, of_b = i == 1, transposed = of_a ? Config::A_TRANSPOSED : of_b && Config::B_TRANSPOSED;
     const int rows = of_b ? K : M, columns = of_a ? K : N;
     const void* const at = of_a ? listed((const char*)a, g) : of_b ? listed((const char*)b, g) : listed((const char*)c, g);
     const int size = i < 2 ? sizeof(Config::T) : sizeof(Config::TC);
     // of a group without elements the map is not used, but must be one
     // a single row's stride may be none of TMA's, which are multiples of 16 bytes
-    tensor_map_replace(made[i], at, max_of(turned ? rows : columns, 1), max_of(turned ? columns : rows, 1),
+    tensor_map_replace(made[i], at, max_of(transposed ? rows : columns, 1), max_of(transposed ? columns : rows, 1),
                        ((i64)groups.of_list(g, ROW_OF_A + i) * size + 15) / 16 * 16);
   }
   warp_barrier();

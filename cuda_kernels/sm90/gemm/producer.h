@@ -3,7 +3,7 @@
 #include "sm90/gemm/epilogue.h"
 
 // Of B, from one launch to the next of the same: more than that would leave the L2 cache in the order in which it came, all of it
-// before it is read again. Not of boxes of a few rows, of which a slice has many: q, k and v of 256 tokens, turned, took 34 µs for 30.
+// before it is read again. Not of boxes of a few rows, of which a slice has many: q, k and v of 256 tokens, rotated, took 34 µs for 30.
 constexpr int KEPT_BYTES = 40 << 20;
 constexpr bool FEW_ROWS_A_BOX = Result::ORDERED || (Config::B_TRANSPOSED && BN / B_BOXES < 64);
 static_assert(A_PARTS == 1 || !Config::A_TRANSPOSED, "shared rows of A are boxes along K");

@@ -210,7 +210,7 @@ def _decoding() -> Iterator[AttentionCase]:
 
 
 def _projections() -> Iterator[ProjectionCase]:
-    # Tokens of three entries, which end within tiles; heads of 128, some of them turned.
+    # Tokens of three entries, which end within tiles; heads of 128, some of them rotated.
     shape: dict[str, Any] = {
         "batch": 3,
         "S": 520,
@@ -220,9 +220,9 @@ def _projections() -> Iterator[ProjectionCase]:
         "kv_heads": 4,
     }
     yield projection("qkv_projection", "f16", "many-tiles", **shape, bias=DType.float16)
-    turned: dict[str, Any] = {"rotary": "halves", "positions": True, **shape}
-    yield projection("qkv_projection", "bf16", "many-tiles-turned", **turned)
-    yield projection("qkv_projection", "f16", "many-tiles-pages", page_size=16, **turned)
+    rotated: dict[str, Any] = {"rotary": "halves", "positions": True, **shape}
+    yield projection("qkv_projection", "bf16", "many-tiles-turned", **rotated)
+    yield projection("qkv_projection", "f16", "many-tiles-pages", page_size=16, **rotated)
     added: dict[str, Any] = {"residual": DType.bfloat16, **shape, "hidden": 2056}
     yield projection("output_projection", "bf16", "many-tiles-added", **added)
     yield projection("qkv_projection_bwd", "bf16", "many-tiles", **shape, bias=DType.float32)

@@ -184,8 +184,8 @@ class PagedCacheProblem:
     @property
     def operations(self) -> int:
         s = self.spec
-        turned = (self.num_heads + self.kv_heads) * s.head_dim
-        return self.tokens * turned * (6 * bool(s.rotary) + 4 * bool(s.norm))
+        rotated = (self.num_heads + self.kv_heads) * s.head_dim
+        return self.tokens * rotated * (6 * bool(s.rotary) + 4 * bool(s.norm))
 
     @property
     def bytes_moved(self) -> int:

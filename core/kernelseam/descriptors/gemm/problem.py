@@ -153,7 +153,7 @@ class HeadsProblem:
     k_strides: tuple[int, int, int]
     v_strides: tuple[int, int, int]
     rotary_dim: int = 0
-    """Elements of a head that are turned, from the first on."""
+    """Elements of a head that are rotated, from the first on."""
     rotary_stride: int = 0
     """From a position's cosines to the next's, and so for the sines."""
     first_position: int = 0

@@ -79,14 +79,17 @@ class RotatedRows(StridedDescriptor[P]):
         for name in ("rotary_dim", "max_position"):
             if getattr(self, name) is None:
                 raise InvalidValue(
-                    name, None, "must be given where elements are turned", "Give the extents of cos"
+                    name,
+                    None,
+                    "must be given where elements are rotated",
+                    "Give the extents of cos",
                 )
-        turned = extent("rotary_dim", self.rotary_dim, 2)
-        if turned % 2 or turned > dim:
+        rotated = extent("rotary_dim", self.rotary_dim, 2)
+        if rotated % 2 or rotated > dim:
             raise InvalidValue(
                 "rotary_dim",
-                turned,
+                rotated,
                 f"must be even and at most head_dim = {dim}",
                 "cos has rotary_dim / 2 columns",
             )
-        return style, turned, extent("max_position", self.max_position)
+        return style, rotated, extent("max_position", self.max_position)

@@ -100,11 +100,11 @@ def _qkv_fake(input: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> A
 def _qkv_setup(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
     refuse_gradients(ctx, QKV, ("input", "weight", "bias"))
     options = ctx.options = dict(keyword_only_inputs)
-    input, weight, bias, *turning = inputs[: len(OPERANDS)]
+    input, weight, bias, *rotation = inputs[: len(OPERANDS)]
     of_input, of_weight, *_ = ctx.wanted
     ctx.dtype, ctx.bias_dtype = input.dtype, None if bias is None else bias.dtype
     ctx.heads = _heads(weight, options)
-    ctx.save_for_backward(input if of_weight else None, weight if of_input else None, *turning)
+    ctx.save_for_backward(input if of_weight else None, weight if of_input else None, *rotation)
 
 
 def _qkv_backward(operator: Any) -> Any:

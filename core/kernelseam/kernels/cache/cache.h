@@ -338,9 +338,9 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
   } else {
     char* to = is_query ? (char*)q_out.at(batch, first, s) : (char*)in_page;
     const i64 step = is_query ? q_out.head * (int)sizeof(T) : pages.head * (int)sizeof(P);
-    const bool turned = Config::ROTARY != 0 && !is_value;
+    const bool rotated = Config::ROTARY != 0 && !is_value;
     Angles angles;
-    if (turned) angles.load(rotation, place.position);
+    if (rotated) angles.load(rotation, place.position);
     Row weights;
     if constexpr (Norm::THERE) {
       RowOf<Weight> w;
@@ -363,7 +363,7 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
         if (is_value) factor = 1.f;
         else multiply(y, weights);
       }
-      if (turned) angles.apply(y);
+      if (rotated) angles.apply(y);
       if (Config::CACHE_SCALES == OF_TOKENS && stored) {
         const float own = maximum(largest_magnitude(y) * factor * (1.f / Config::LARGEST), LEAST_SCALE);
         if (!is_query) {

@@ -94,7 +94,7 @@ HEADS_STRUCTURE = Structure(
         (
             "order",
             Structure(
-                (("head", divider_parameter("head")), ("turned_end", "i32"), ("rotary_dim", "i32"))
+                (("head", divider_parameter("head")), ("rotated_end", "i32"), ("rotary_dim", "i32"))
             ),
         ),
         ("tokens", divider_parameter("tokens")),
@@ -387,7 +387,7 @@ def heads_values(heads: HeadsProblem) -> dict[str, int | float]:
         "c2_first": heads.num_heads + heads.kv_heads,
         "rotary_dim": heads.rotary_dim,
         "rotary_row": heads.rotary_stride,
-        "turned_end": (heads.num_heads + heads.kv_heads) * heads.head_dim,
+        "rotated_end": (heads.num_heads + heads.kv_heads) * heads.head_dim,
         "first_position": heads.first_position,
     }
     for name, d in (

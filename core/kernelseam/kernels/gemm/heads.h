@@ -1,6 +1,6 @@
 // The epilogue of the projection to q, k and v: C's columns are heads, which lie in three operands, token by token.
 //
-// Columns are numbered head after head, those of q first, then k's, then v's. Half-split rotary embedding turns element i
+// Columns are numbered head after head, those of q first, then k's, then v's. Half-split rotary embedding rotates element i
 // with i + n/2 (n = rotary_dim): the rows of the weight are taken in an order that makes the two neighbours. Column 2i of a
 // head holds element i, column 2i + 1 element i + n/2, so a lane has both, whatever the platform; the order is undone when
 // results are stored. Interleaved pairs (2i with 2i + 1) are neighbours as they are.
@@ -15,13 +15,13 @@ template<int N> struct Number { static constexpr int value = N; };
 // Which element of a head each column holds.
 struct Order {
   FastDivmod head;
-  int turned_end, rotary_dim;  // columns from turned_end on are v's
+  int rotated_end, rotary_dim;  // columns from rotated_end on are v's
 
-  // Of the column that is number c of its head: all bits where it is turned, else 0. (Arithmetic, because a condition for
+  // Of the column that is number c of its head: all bits where it is rotated, else 0. (Arithmetic, because a condition for
   // each of the many rows that a thread copies would take more scalar registers than AMD has.)
-  KS_DEVICE int turned(int column, int c) const { return Config::ROTARY ? ((column - turned_end) & (c - rotary_dim)) >> 31 : 0; }
+  KS_DEVICE int rotated(int column, int c) const { return Config::ROTARY ? ((column - rotated_end) & (c - rotary_dim)) >> 31 : 0; }
   KS_DEVICE int element(int column, int c) const {
-    return Config::ROTARY == HALF_SPLIT ? c + ((c / 2 + (c & 1) * (rotary_dim / 2) - c) & turned(column, c)) : c;
+    return Config::ROTARY == HALF_SPLIT ? c + ((c / 2 + (c & 1) * (rotary_dim / 2) - c) & rotated(column, c)) : c;
   }
   // The row of the weight, and the element of the bias, of a column.
   KS_DEVICE int weight_row(int column) const {
@@ -51,7 +51,7 @@ struct Heads : HeadPlaces<Order> {
     E::map_pairs(acc, [&](int i, int j, Sum& x, Sum& y) {
       if (row0 + i >= row_end || col0 + j >= col_end) return;
       const int c = col0 + j - order.head.quotient(col0 + j) * order.head.d;
-      if (!order.turned(col0 + j, c)) return;
+      if (!order.rotated(col0 + j, c)) return;
       const i64 at = (i64)token(batch, row0 + i).position * rotary_row + c / 2;
       const Sum cosine = cosines[at], sine = sines[at], old = x;
       x = old * cosine - y * sine;
@@ -98,7 +98,7 @@ struct Heads : HeadPlaces<Order> {
         const Chunk<TC> x = tile.chunk(r, g);
         if constexpr (Config::ROTARY == HALF_SPLIT) {
           const Chunk<TC> y = tile.chunk(r, g + V);
-          const bool apart = order.turned(col0 + g, c);
+          const bool apart = order.rotated(col0 + g, c);
           Chunk<TC> first, second;
 #pragma unroll
           for (int e = 0; e < V; e++) {

@@ -65,9 +65,9 @@ def _places() -> Iterator[CacheCase]:
             what = f"packed-{position or 'own-number'}"
             yield case("f16", what, direction=direction, packed=packed, position=position)
     yield case("f16", "given", position="given")
-    turned: dict[str, Any] = {"num_heads": 2, "rotary": "halves", "position": "given"}
-    yield case("f16", "packed-given", packed=packed, **turned)
-    yield case("f16", "slots-rotary", places="slots", **turned)
+    rotated: dict[str, Any] = {"num_heads": 2, "rotary": "halves", "position": "given"}
+    yield case("f16", "packed-given", packed=packed, **rotated)
+    yield case("f16", "slots-rotary", places="slots", **rotated)
 
 
 def _of_8_bits(stored: DType) -> Iterator[CacheCase]:

@@ -104,9 +104,9 @@ def _rotary() -> Iterator[ProjectionCase]:
         yield case(QKV, kind, f"rotary-{style}", rotary=style, bias=F32)
     for style in ("halves", "pairs"):
         more: dict[str, Any] = {"rotary": style, "bias": F32}
-        for dim, turned in ((64, 64), (128, 128), (80, 20), (80, 32), (40, 2)):
-            what = f"rotary-{style}-{turned}-of-{dim}"
-            yield case(QKV, "f16", what, head_dim=dim, rotary_dim=turned, S=20, **more)
+        for dim, rotated in ((64, 64), (128, 128), (80, 20), (80, 32), (40, 2)):
+            what = f"rotary-{style}-{rotated}-of-{dim}"
+            yield case(QKV, "f16", what, head_dim=dim, rotary_dim=rotated, S=20, **more)
         yield case(QKV, "f16", f"rotary-{style}-from-17", of_qkv(TOKENS), first_position=17, **more)
         yield case(
             QKV, "f16", f"rotary-{style}-entries-apart", {"input": APART, **of_qkv(GAPS)}, **more
@@ -141,11 +141,11 @@ def _tiles() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "tiles-short-entries-apart", {"input": APART}, S=20, head_dim=64)
     yield case(QKV, "f16", "tiles-entries-end-within", bias=F32, **apart)
     for style in ("halves", "pairs"):
-        turned: dict[str, Any] = {"rotary": style, "bias": F32}
+        rotated: dict[str, Any] = {"rotary": style, "bias": F32}
         for dim, some in ((64, 64), (128, 128), (128, 64), (256, 256)):
             what = f"tiles-{style}-{some}-of-{dim}"
-            yield case(QKV, "f16", what, head_dim=dim, rotary_dim=some, **one, **turned)
-        positioned_rotary = {"positions": True, **turned}
+            yield case(QKV, "f16", what, head_dim=dim, rotary_dim=some, **one, **rotated)
+        positioned_rotary = {"positions": True, **rotated}
         yield case(QKV, "f16", f"tiles-{style}-positions", **boxes, **positioned_rotary)
         yield case(
             QKV,
@@ -156,19 +156,19 @@ def _tiles() -> Iterator[ProjectionCase]:
             **positioned_rotary,
         )
         yield case(QKV, "f16", f"tiles-{style}-entries-end-within", **apart, **positioned_rotary)
-        yield case(QKV, "f16", f"tiles-{style}-96", head_dim=96, S=70, **turned)
+        yield case(QKV, "f16", f"tiles-{style}-96", head_dim=96, S=70, **rotated)
         yield case(QKV, "f16", f"tiles-{style}-pages", page_size=16, **apart, **positioned_rotary)
 
 
 def _pages() -> Iterator[ProjectionCase]:
-    turned: dict[str, Any] = {"rotary": "halves", "positions": True, "bias": F32}
+    rotated: dict[str, Any] = {"rotary": "halves", "positions": True, "bias": F32}
     for size in (1, 16, 24):
         yield case(QKV, "f16", f"pages-{size}", page_size=size)
-        yield case(QKV, "f16", f"pages-{size}-rotary", page_size=size, **turned)
+        yield case(QKV, "f16", f"pages-{size}-rotary", page_size=size, **rotated)
     yield case(QKV, "f32", "pages-16-from-9", page_size=16, first_position=9)
     operand_layouts = {"k": OperandLayout(order="brh", gaps=(8, 16, 8)), "v": TOKENS, "q": TOKENS}
     yield case(QKV, "f16", "pages-24-token-major", operand_layouts, page_size=24, first_position=5)
-    yield case(QKV, "f16", "pages-16-decode", page_size=16, S=1, batch=9, **turned)
+    yield case(QKV, "f16", "pages-16-decode", page_size=16, S=1, batch=9, **rotated)
     yield case(QKV, "f16", "pages-16-entries-apart", {"input": APART}, page_size=16)
     yield case(QKV, "f16", "pages-16-no-tokens", page_size=16, S=0)
     nan = (InjectedValue("input", NAN, (0, 0, 5, 6)), InjectedValue("input", NAN, (1, 0, 32, 0)))
@@ -179,12 +179,12 @@ def _appended() -> Iterator[ProjectionCase]:
     """Ragged rows, slots, and pages of 8 bits: by a second launch."""
     common: dict[str, Any] = {"page_size": 4, "S": 9, "head_dim": 64}
     packed: dict[str, Any] = {**common, "sequences": (3, 0, 6, 1)}
-    turned: dict[str, Any] = {"rotary": "halves", "bias": F32}
-    yield case(QKV, "f16", "ragged-pages-cached-rotary", cached=True, **turned, **packed)
-    yield case(QKV, "f16", "ragged-pages-positions", positions=True, **turned, **packed)
+    rotated: dict[str, Any] = {"rotary": "halves", "bias": F32}
+    yield case(QKV, "f16", "ragged-pages-cached-rotary", cached=True, **rotated, **packed)
+    yield case(QKV, "f16", "ragged-pages-positions", positions=True, **rotated, **packed)
     gaps = {"k": OperandLayout(order="brh", gaps=(8, 16, 8)), "v": TOKENS, "q": TOKENS}
     yield case(QKV, "f16", "pages-cached", gaps, cached=True, **common)
-    yield case(QKV, "f16", "slots", slots=True, positions=True, **turned, **common)
+    yield case(QKV, "f16", "slots", slots=True, positions=True, **rotated, **common)
     yield case(QKV, "f32", "slots-odd-q", {"q": ODD}, slots=True, **common)
     yield case(QKV, "f64", "ragged-pages", **packed, may_refuse=frozenset({"shared"}))
     nan = (InjectedValue("input", NAN, (0, 0, 5, 6)),)
@@ -198,7 +198,7 @@ def _appended() -> Iterator[ProjectionCase]:
     yield case(QKV, "f16", "pages-e4m3-no-tokens", **given, **{**common, "S": 0})
     more: dict[str, Any] = {"cached": True, "scaled": "tokens", **given}
     rows = tuple(InjectedValue("weight", NAN, (0, 0, row, 5)) for row in (4, 260))  # of q, of k
-    yield case(QKV, "f16", "ragged-pages-e4m3-tokens", injected=rows, **more, **turned, **packed)
+    yield case(QKV, "f16", "ragged-pages-e4m3-tokens", injected=rows, **more, **rotated, **packed)
 
 
 def _output() -> Iterator[ProjectionCase]:

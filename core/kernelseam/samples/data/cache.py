@@ -87,7 +87,7 @@ def values(case: CacheCase, rng: np.random.Generator) -> dict[str, Array]:
         for name in ("q_norm",) * bool(case.num_heads) + ("k_norm",):
             inputs[name] = (1 + rng.standard_normal(case.head_dim) / 4).astype(case.norm.numpy)
     if case.rotary:
-        half = case.turned // 2
+        half = case.rotated // 2
         angles = np.arange(places(case).ends)[:, None] / 50.0 ** (np.arange(half) / max(half, 1))
         inputs |= {
             "cos": np.cos(angles).astype(np.float32),
@@ -153,7 +153,7 @@ def placements(case: CacheCase) -> dict[str, Placement]:
         for name in ("q_norm",) * bool(case.num_heads) + ("k_norm",):
             placements[name] = Placement(name, case.norm, (case.head_dim,), (1,))
     if case.rotary:
-        half = case.turned // 2
+        half = case.rotated // 2
         for name in ("cos", "sin"):
             placements[name] = Placement(name, f32, (places(case).ends, half), (half + 4, 1))
     return placements | of_integers(_integers(case))
@@ -187,7 +187,7 @@ def describe(case: CacheCase, layout: Layout, addresses: Mapping[str, Any]) -> P
     if case.rotary:
         fields |= {
             "rotary_style": case.rotary,
-            "rotary_dim": case.turned,
+            "rotary_dim": case.rotated,
             "max_position": places(case).ends,
         }
     if case.norm:

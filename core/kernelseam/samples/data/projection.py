@@ -95,7 +95,7 @@ def values(case: ProjectionCase, rng: np.random.Generator) -> dict[str, Array]:
         inputs["bias"] = drawn(rng, (count,), case.bias, case.data)
     if case.rotary:
         angles = np.arange(places(case).ends)[:, None] / 50.0 ** (
-            np.arange(case.turned // 2) / max(case.turned // 2, 1)
+            np.arange(case.rotated // 2) / max(case.rotated // 2, 1)
         )
         inputs |= {
             "cos": np.cos(angles).astype(np.float32),
@@ -128,7 +128,7 @@ def placements(case: ProjectionCase) -> dict[str, Placement]:
         placements[name] = Placement(name, case.bias, (count,), (1,))
     if case.rotary:
         for name in ("cos", "sin"):
-            half = case.turned // 2
+            half = case.rotated // 2
             placements[name] = Placement(
                 name, DType.float32, (places(case).ends, half), (half + 3, 1)
             )
@@ -192,7 +192,7 @@ def describe(case: ProjectionCase, layout: Layout, addresses: Mapping[str, Any])
     if case.rotary:
         fields |= {
             "rotary_style": case.rotary,
-            "rotary_dim": case.turned,
+            "rotary_dim": case.rotated,
             "max_position": places(case).ends,
         }
     if case.operation == "qkv_projection":

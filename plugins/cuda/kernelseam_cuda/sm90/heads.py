@@ -28,7 +28,7 @@ _CHUNK = 8
 _PANEL, _ROWS = 64, 64
 """Columns and rows that TMA stores of one head and one entry."""
 _UNIT, _GROUP = 32, 64
-"""Of the columns that are turned by halves: so many of one half lie together, then as many of the
+"""Of the columns that are rotated by halves: so many of one half lie together, then as many of the
 other, which make a group."""
 _C_MAPS = (("c_map", "C", "q"), ("c1_map", "C1", "k"), ("c2_map", "C2", "v"))
 
@@ -147,7 +147,7 @@ class HopperHeads(HopperGemm):
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     """TMA stores no pages. Half a panel of columns is for a weight that lies along K, and for heads
-    that are not turned."""
+    that are not rotated."""
     assert spec.heads is not None
     whole_panels = spec.heads.rotary or not spec.b_transposed
     more = (TURNED,) if spec.heads.rotary else UNTURNED if not whole_panels else ()

@@ -55,7 +55,7 @@ _INTS = (
 )
 
 
-def turned(spec: GemmSpec) -> bool:
+def swaps(spec: GemmSpec) -> bool:
     """Whether the kernel multiplies op(B)ᵀ by op(A)ᵀ."""
     return not spec.b_transposed
 
@@ -92,7 +92,7 @@ class HopperTf32Gemm(HopperKernel, OfferingDefinition):
         return refuse_row_strides(**row_strides(p, "a", "b", "c", "residual"))
 
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperTf32Tile, ...]:
-        return tuple(replace(t, turned=turned(spec)) for t in TF32 if t.precision == spec.precision)
+        return tuple(replace(t, swap_ab=swaps(spec)) for t in TF32 if t.precision == spec.precision)
 
     def takes(
         self, problem: GemmProblem, tile: HopperTf32Tile, row: ArchRow, device: Device
@@ -111,15 +111,15 @@ class HopperTf32Gemm(HopperKernel, OfferingDefinition):
         )
 
     def accumulators(self, spec: GemmSpec, tile: HopperTf32Tile) -> Iterable[int]:
-        columns = tile.bm if tile.turned else tile.bn
+        columns = tile.bm if tile.swap_ab else tile.bn
         return columns, columns // 2
 
     def constants(self, spec: GemmSpec, tile: HopperTf32Tile, row: ArchRow) -> Constants:
         producer, consumer = TF32_REGISTERS[tile.groups, tile.loaders, tile.blocks]
         return {
             "PRODUCTS": TF32_PRODUCTS[spec.precision],
-            "SWAP_AB": tile.turned,
-            "LEFT_TRANSPOSED": tile.turned or spec.a_transposed,
+            "SWAP_AB": tile.swap_ab,
+            "LEFT_TRANSPOSED": tile.swap_ab or spec.a_transposed,
             "POINTERS": spec.view == "pointers",
             "BIAS": DEVICE_TYPE[spec.bias],
             "RESIDUAL": spec.residual is not None,
@@ -188,7 +188,7 @@ class HopperTf32Gemm(HopperKernel, OfferingDefinition):
         b_heads = p.num_heads // p.b_head_group
         a = tensor_map(p, "A", p.a_shape, (p.num_heads, p.batch), p.a_strides, a_box, rounded)
         b = tensor_map(p, "B", p.b_shape, (b_heads, p.batch), p.b_strides, b_box, rounded)
-        return {"left_map": b, "right_map": a} if tile.turned else {"left_map": a, "right_map": b}
+        return {"left_map": b, "right_map": a} if tile.swap_ab else {"left_map": a, "right_map": b}
 
     def work(self, problem: GemmProblem, tile: HopperTf32Tile, device: Device) -> Work:
         p = problem

@@ -13,7 +13,7 @@ class HopperTf32Tile:
     ring of ``stages`` slices of 32.
 
     ``blocks``: that share a multiprocessor; ``loaders``: warpgroups that load and split;
-    ``turned``: the left factor is op(B)ᵀ.
+    ``swap_ab``: the left factor is op(B)ᵀ.
     """
 
     precision: str
@@ -22,7 +22,7 @@ class HopperTf32Tile:
     stages: int
     blocks: int = 1
     loaders: int = 1
-    turned: bool = False
+    swap_ab: bool = False
     rate: float = 0.0
     """Of the arch's plain float32 units."""
     block_seconds: float = 0.0
@@ -33,11 +33,11 @@ class HopperTf32Tile:
 
     @property
     def bm(self) -> int:
-        return self.columns if self.turned else 64 * self.groups
+        return self.columns if self.swap_ab else 64 * self.groups
 
     @property
     def bn(self) -> int:
-        return 64 * self.groups if self.turned else self.columns
+        return 64 * self.groups if self.swap_ab else self.columns
 
     @property
     def name(self) -> str:

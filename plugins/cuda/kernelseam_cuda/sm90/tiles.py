@@ -411,10 +411,10 @@ HEADS = (
 UNTURNED = (
     HopperGemmTile(128, 96, 2, 7, 1, 1, "rows", b_first=True, rate=1.0, block_seconds=2e-7),
 )
-"""More of them where no head is turned, which takes whole groups of 64 columns. 256 tokens by 6,144
-columns are 128 tiles that load an eighth less than 64×192."""
+"""More of them where no head is rotated, which takes whole groups of 64 columns. 256 tokens by
+6,144 columns are 128 tiles that load an eighth less than 64×192."""
 
 TURNED = replace(PING_PONG, fewest_tiles=512)
-"""Of heads that are turned: one consumer turns its tile while the other multiplies, from where
+"""Of heads that are rotated: one consumer turns its tile while the other multiplies, from where
 most tiles have one behind them. (H200, 4096→6144, µs: 4096 tokens 286, by 128×256 and 128×192
 317, 16384 tokens 1236 and 1324.)"""
