@@ -228,7 +228,8 @@ def _attention(kind: Kind, name: str, rng: Random) -> AttentionCase:
     if kv == "paged":
         fields["page_size"] = int(one(rng, (1, 3, 16, 48, 64, 128)))
     if kind.scales == "blocks":
-        fields["scale_block"] = int(one(rng, (1, 5, 16, 64, 128)))
+        block = int(one(rng, (1, 5, 16, 64, 128)))
+        fields["scale_block"] = min(block, fields.get("page_size", block))
     if kind.query_blocks:
         fields["q_scale_block"] = int(one(rng, (1, 7, 16, 64, 128)))
     if kind.can_be_packed and rng.random() < 0.15:
