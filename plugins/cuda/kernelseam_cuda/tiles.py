@@ -183,8 +183,8 @@ ATTENTION = (
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 48, 2, plain=True, rate=0.39, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 32, 2, plain=True, rate=0.361, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.216),
-    AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.25),
-    AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.20),
+    AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.08),
+    AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.065),
     replace(_SINGLE_IN_TURNS, max_dim=64, bn=64, rate=0.57),
     AttentionTile(
         _SINGLE, 64, 4, 32, 32, 2, min_blocks=2, plain=True, rate=0.55, block_seconds=_US

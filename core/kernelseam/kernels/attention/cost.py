@@ -18,6 +18,9 @@ from kernelseam.kernels.elements import divide_up, pad
 Tile = TypeVar("Tile")
 NARROW = 0.6
 """Of a tile's rate where rows are read element by element."""
+LATENT = 0.43
+"""Of a tile's rate where values are the keys' first columns: latent prefill and decoding over pages
+reach 34 and 31 TFLOP/s where head dim 512 reaches 79 (H200)."""
 STREAMED = 3.5
 """The norm of compute and memory time of a tile that loads keys and values ahead: 64 × 8 queries of
 16,278 keys, which take 117 µs to compute and 128 to load, take 134 beside the start (H200)."""
@@ -70,6 +73,7 @@ def forward_work(p: AttentionProblem, tile: AttentionTile, device: Device) -> Wo
         2.0 * tile.bm * (pad(spec.head_dim) + pad(spec.value_dim, tile.column_warps)) / tile.splits
     )
     rate = (tile.rate or ESTIMATED_RATE) * (1.0 if spec.vector >= 16 else NARROW)
+    rate *= LATENT if spec.latent else 1.0
     start = tile.block_seconds
     if spec.kv_view == "paged":
         start += PAGED_SECONDS
