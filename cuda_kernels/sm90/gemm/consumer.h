@@ -175,8 +175,7 @@ struct Consumer {
 
   // Adds factor · (tile of a source matrix), which comes through the ring.
   KS_DEVICE void add_source(float (&acc)[MT][BN / 2], float factor) {
-    // Else offsets are kept from tile to tile, and spill.
-    const int at = sizeof(TC) == 4 || Config::SUMMED || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;
+    const int at = sizeof(TC) == 4 || Config::SUMMED || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;  // else it is kept, and spills
 #pragma unroll
     for (int first = 0; first < C_PANELS; first += SOURCE_PANELS) {
       ring.wait_full(state);
@@ -405,8 +404,7 @@ struct Consumer {
       else if (GROUPED_COLUMNS) c.columns = p.end, c.first = p.begin;
       else if (Config::STORE == ROWS && !GROUPED_ROWS)
         c.base = Config::POINTERS ? listed((TC*)a.c, p.matrix) : c.base + p.batch * a.c_batch + p.head * a.c_head;
-      float acc[MT][BN / 2];
-      float sums[MT][4];
+      float acc[MT][BN / 2], sums[MT][4];
       // Of the tiles that hold the same rows one sums them: heads may share a left factor, and so its sums.
       const bool summing = RowSums::THERE && p.column == 0 && (p.head == 0 || a.sums_head != 0);
       ScaleFragment scales;
