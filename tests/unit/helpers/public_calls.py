@@ -324,6 +324,30 @@ def output_bwd() -> Arguments:
     }
 
 
+def qkv_gradients() -> Arguments:
+    """As arrays: what is read, and what is computed."""
+    read = {n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)}
+    computed = {"d_input": f32(B, S, HIDDEN), "d_weight": f32(WIDTH, HIDDEN), "d_bias": f32(WIDTH)}
+    return {**read, **computed}
+
+
+def output_gradients() -> Arguments:
+    """The same of an output projection."""
+    read = {n: x for n, x in output_bwd().items() if isinstance(x, np.ndarray)}
+    of_weight = {"d_weight": f32(HIDDEN, H * D), "d_bias": f32(HIDDEN)}
+    return {**read, "d_attn_out": f32(B, H, S, D), **of_weight}
+
+
+def attention_gradients() -> Arguments:
+    """What an attention's gradients are written to."""
+    of_keys = {n: f32(B, G, T, D) for n in ("dk", "dv")}
+    return {"dq": f32(B, H, S, D), **of_keys, "dbias": f32(B, H, S, T), "dsinks": f32(H)}
+
+
+def projected() -> Arguments:
+    return {"batch": B, "S": S, "hidden": HIDDEN, "num_heads": H, "head_dim": D}
+
+
 def forward() -> ks.Attention:
     return ks.Attention.from_arrays(
         **{**q_k_v(), **forward_results()}, bias=f32(B, H, S, T), sinks=f32(H)
@@ -388,12 +412,8 @@ def _arrays(**named: Any) -> Callable[[], Arguments]:
 def qkv_fields() -> Arguments:
     cos, sin = rotary()
     return {
-        "batch": B,
-        "S": S,
-        "hidden": HIDDEN,
-        "num_heads": H,
+        **projected(),
         "kv_heads": G,
-        "head_dim": D,
         "input": f32(B, S, HIDDEN),
         "weight": f32(WIDTH, HIDDEN),
         "bias": f32(WIDTH),
@@ -485,25 +505,13 @@ DESCRIPTORS = {
     ),
     "AttentionBwd": _descriptor(
         ks.AttentionBwd,
-        lambda: {
-            "forward": forward(),
-            "dout": f32(B, H, S, D),
-            "dq": f32(B, H, S, D),
-            "dk": f32(B, G, T, D),
-            "dv": f32(B, G, T, D),
-            "dbias": f32(B, H, S, T),
-            "dsinks": f32(H),
-        },
+        lambda: {"forward": forward(), "dout": f32(B, H, S, D), **attention_gradients()},
     ),
     "AttentionBwd.from_arrays": _from_arrays(
         ks.AttentionBwd.from_arrays,
         lambda: {
             **{n: x for n, x in attention_bwd().items() if not n.endswith("_gradient")},
-            "dq": f32(B, H, S, D),
-            "dk": f32(B, G, T, D),
-            "dv": f32(B, G, T, D),
-            "dbias": f32(B, H, S, T),
-            "dsinks": f32(H),
+            **attention_gradients(),
         },
         *(f.name for f in fields(ks.Attention)),
         "max_seqlen_q",
@@ -564,55 +572,21 @@ DESCRIPTORS = {
     "QkvProjection.from_arrays": _from_arrays(ks.QkvProjection.from_arrays, qkv_arrays),
     "OutputProjection": _descriptor(
         ks.OutputProjection,
-        lambda: {**output(), "batch": B, "S": S, "hidden": HIDDEN, "num_heads": H, "head_dim": D},
+        lambda: {**output(), **projected()},
     ),
     "OutputProjection.from_arrays": _from_arrays(ks.OutputProjection.from_arrays, output),
     "QkvProjectionBwd": _descriptor(
         ks.QkvProjectionBwd,
-        lambda: {
-            "batch": B,
-            "S": S,
-            "hidden": HIDDEN,
-            "num_heads": H,
-            "kv_heads": G,
-            "head_dim": D,
-            **{n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)},
-            "d_input": f32(B, S, HIDDEN),
-            "d_weight": f32(WIDTH, HIDDEN),
-            "d_bias": f32(WIDTH),
-        },
+        lambda: {**projected(), "kv_heads": G, **qkv_gradients()},
     ),
-    "QkvProjectionBwd.from_arrays": _from_arrays(
-        ks.QkvProjectionBwd.from_arrays,
-        lambda: {
-            **{n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)},
-            "d_input": f32(B, S, HIDDEN),
-            "d_weight": f32(WIDTH, HIDDEN),
-            "d_bias": f32(WIDTH),
-        },
-    ),
+    "QkvProjectionBwd.from_arrays": _from_arrays(ks.QkvProjectionBwd.from_arrays, qkv_gradients),
     "OutputProjectionBwd": _descriptor(
         ks.OutputProjectionBwd,
-        lambda: {
-            "batch": B,
-            "S": S,
-            "hidden": HIDDEN,
-            "num_heads": H,
-            "head_dim": D,
-            **{n: x for n, x in output_bwd().items() if isinstance(x, np.ndarray)},
-            "d_attn_out": f32(B, H, S, D),
-            "d_weight": f32(HIDDEN, H * D),
-            "d_bias": f32(HIDDEN),
-        },
+        lambda: {**projected(), **output_gradients()},
     ),
     "OutputProjectionBwd.from_arrays": _from_arrays(
         ks.OutputProjectionBwd.from_arrays,
-        lambda: {
-            **{n: x for n, x in output_bwd().items() if isinstance(x, np.ndarray)},
-            "d_attn_out": f32(B, H, S, D),
-            "d_weight": f32(HIDDEN, H * D),
-            "d_bias": f32(HIDDEN),
-        },
+        output_gradients,
     ),
 }
 
