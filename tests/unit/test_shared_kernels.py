@@ -28,7 +28,7 @@ from kernelseam.kernels import (
     build_binary,
     shared_implementations,
 )
-from kernelseam.kernels.covering import covering_specs
+from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Signature
 from kernelseam.kernels.sources import shared_sources
@@ -79,7 +79,7 @@ class FakeToolchain:
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         name = binary.decode().splitlines()[0]
         kernel = next(h for h in KERNELS.values() if h.entry == name)
-        spec = next(s for s in covering_specs() if s.operation == kernel.operation)
+        spec = next(c.spec for c in covering() if c.kernel.entry == name)
         return {
             name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or kernel.signature(spec).layout)
         }

@@ -80,13 +80,6 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
     )
 
 
-def covering_specs() -> tuple[Any, ...]:
-    """Specs of operations that every run compiles."""
-    return tuple(
-        c.spec for c in covering() if hasattr(c.spec, "operation") and c.often and not c.grouped
-    )
-
-
 def _epilogues() -> Iterator[Covered]:
     """An activation; numbers and arrays that functions capture; pairs; what an epilogue is of; sums
     and maxima."""
