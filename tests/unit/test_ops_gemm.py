@@ -1,4 +1,5 @@
-"""bmm and matmul2d on host arrays, against plain float64 products."""
+"""bmm and matmul2d on host arrays of any strides, against plain float64 products;
+tests/parity/test_arrays.py has their dtypes and transposes."""
 
 from __future__ import annotations
 
@@ -33,18 +34,6 @@ def near(
     assert y.dtype == dtype
     assert y.shape == expected.shape
     assert (abs(y.astype(np.float64) - expected) <= limit).all()
-
-
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-@pytest.mark.parametrize("a_transposed", [False, True])
-@pytest.mark.parametrize("b_transposed", [False, True])
-def test_four_transposes(dtype: Any, a_transposed: bool, b_transposed: bool) -> None:
-    M, N, K = 64, 65, 63
-    a = normal(3, *((K, M) if a_transposed else (M, K)), dtype=dtype)
-    b = normal(3, *((N, K) if b_transposed else (K, N)), dtype=dtype)
-    y = kernelseam.bmm(a, b, a_transposed=a_transposed, b_transposed=b_transposed)
-    op_a, op_b = (x.swapaxes(1, 2) if t else x for x, t in ((a, a_transposed), (b, b_transposed)))
-    near(y, op_a, op_b, dtype=dtype)
 
 
 @pytest.mark.parametrize("flag", [False, True])
