@@ -198,6 +198,41 @@ def test_lengths_of_products_and_packed_rows() -> None:
     assert lengths(lambda x, w: kernelseam.fused_qkv_projection(x, w, None, 4, 2), tokens) == 2
 
 
+@pytest.fixture
+def _numbers_of_tensors() -> Any:
+    """tensor.item() stays in the graph."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        yield
+
+
+@pytest.mark.usefixtures("_numbers_of_tensors")
+@pytest.mark.parametrize("attention", [ks.attention_varlen, kernelseam.attention_varlen])
+def test_lengths_that_are_read_from_a_tensor(attention: Any) -> None:
+    """The longest is known when the graph runs; with gradients where there are any."""
+
+    def attend(q: Any, k: Any, v: Any, offsets: Any, less: int) -> Any:
+        longest = int((offsets[1:] - offsets[:-1]).max()) - less
+        return attention(q, k, v, offsets, offsets, longest, longest, causal=True)
+
+    plain: Any = attend
+    count = counting()
+    graph = torch.compile(attend, fullgraph=True, backend=count, dynamic=True)
+    for rows in (10, 23, 40):
+        offsets = torch.tensor([0, 3, rows], dtype=torch.int32)
+        found = [cells(rows, 2, 16, grad=attention is ks.attention_varlen) for _ in "qkv"]
+        want = [x.detach().clone().requires_grad_(x.requires_grad) for x in found]
+        made, expected = graph(*found, offsets, 0), plain(*want, offsets, 0)
+        torch.testing.assert_close(made, expected)
+        if attention is ks.attention_varlen:
+            made.square().sum().backward()
+            expected.square().sum().backward()
+            for a, b in zip(found, want, strict=True):
+                torch.testing.assert_close(a.grad, b.grad)
+    assert count.frame_count == 1
+    with pytest.raises(kernelseam.errors.InvalidValue, match="max_seqlen_q"):
+        graph(*found, offsets, 1000)
+
+
 def test_decoding_into_pages() -> None:
     """Pages are written by a compiled call as by another, and only they."""
     x, w, b = (y.detach() for y in projected())

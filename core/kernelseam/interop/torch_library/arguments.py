@@ -102,6 +102,8 @@ class Arguments:
             rule, nullable = self.rules[name]
             if (x is None and nullable) or isinstance(x, _SYMBOLIC):
                 continue
+            if rule is extent and isinstance(x, int) and torch.compiler.is_dynamo_compiling():
+                continue  # perhaps read from a tensor: the operator checks it where it runs
             given = rule(name, x)
             if isinstance(given, torch.dtype):
                 result[name] = given
