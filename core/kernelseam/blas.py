@@ -12,7 +12,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import (
@@ -30,6 +30,7 @@ from kernelseam.costs import Work, predicted, roofline
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.forking import new_lock
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.gemm.cost import end_bytes
 

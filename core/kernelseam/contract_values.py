@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from kernelseam.contract import (
     Toolchain,
 )
 from kernelseam.errors import PluginError
+from kernelseam.frozen import dataclass
 
 T = TypeVar("T")
 

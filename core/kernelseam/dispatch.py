@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import EMULATED, Cost, Device, Implementation, PlanParts, Problem
 from kernelseam.contract_values import validated, validated_parts, validated_refusal
 from kernelseam.errors import BrokenImplementation, InvalidValue, Refusal, UnknownName, Unsupported
+from kernelseam.frozen import dataclass
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.registry import Registry
 from kernelseam.tuned.classes import batch_invariant, representative

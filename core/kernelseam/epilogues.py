@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,7 @@ from kernelseam.expressions.epilogues import (
     traced_epilogue,
 )
 from kernelseam.expressions.reductions import MAXIMUM, SUM
+from kernelseam.frozen import dataclass
 
 Activation = Callable[[Any], Any]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Self
+
+from kernelseam.frozen import dataclass
 
 
 class KernelSeamError(Exception):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from numbers import Integral
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernelseam._version import __version__
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 if TYPE_CHECKING:
     from kernelseam.contract import Device, LaunchRecord, Problem

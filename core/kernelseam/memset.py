@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from kernelseam.contract import Device, LaunchRecord
+from kernelseam.frozen import dataclass
 from kernelseam.plugins import plugins
 
 

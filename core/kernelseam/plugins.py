@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from kernelseam.contract_values import validated, validated_archs, validated_dev
 from kernelseam.deadline import PluginTimeout, probe_seconds, run_with_timeout
 from kernelseam.errors import CompileError, PluginError, UnknownName
 from kernelseam.forking import new_lock
+from kernelseam.frozen import dataclass
 from kernelseam.registry import KernelFactory, Registry
 
 GROUP = "kernelseam"

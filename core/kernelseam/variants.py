@@ -6,10 +6,10 @@ An implementation with variants adds two methods to ``kernelseam.contract.Implem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from kernelseam.contract import Cost, Device, Implementation, PlanParts
+from kernelseam.frozen import dataclass
 
 SEPARATOR = ":"
 """Separates an implementation's name from a variant's:

@@ -8,13 +8,14 @@ device, where it is of the arch, and those of the arch's products.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.absent import compiler_for
 from kernelseam.compilation import Binary, compiled
 from kernelseam.containment import error_text
 from kernelseam.contract import ABSENT, Backend, Device, SourceBundle, Toolchain
 from kernelseam.dispatch import ask
+from kernelseam.frozen import dataclass
 from kernelseam.kernels import KernelImplementation
 from kernelseam.launch_trace import TracedProblem
 from kernelseam.plugins import plugins

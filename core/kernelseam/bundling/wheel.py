@@ -13,13 +13,13 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernelseam._version import __version__
 from kernelseam.bundling.collecting import Collected
 from kernelseam.compilation import bundled, entry
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 TAG = "py3-none-any"
 VERSION = "0"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kernelseam.contract import Device
 from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.plugins import plugins
 from kernelseam.samples.case import Case

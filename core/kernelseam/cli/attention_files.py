@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 Array = npt.NDArray[Any]
 _NAMES = re.compile(r"(?:(.*)_)?(q|k|v|out)", re.DOTALL)

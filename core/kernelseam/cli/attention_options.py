@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -17,6 +17,7 @@ from kernelseam.descriptors.common.options import options_of, scalars_of
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.samples.attention_bwd_case import BackwardCase
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.mods import in_files

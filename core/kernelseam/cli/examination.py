@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.containment import Contained
 from kernelseam.contract import EMULATED, Backend, Device, Implementation, Problem
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.dispatch import ask
 from kernelseam.errors import WrongResult
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.parity.matrix import named
 from kernelseam.parity.running.run import Target, run_case

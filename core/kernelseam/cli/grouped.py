@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -13,6 +12,7 @@ from kernelseam.cli.asked import Asked
 from kernelseam.cli.shapes import one_of
 from kernelseam.descriptors.gemm.grouped_problem import INDICES
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.grouped_case import GroupedCase
 from kernelseam.samples.grouped_pointers_case import GroupedPointersCase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import typer
@@ -14,6 +14,7 @@ from kernelseam.cli.progress import working
 from kernelseam.contract import EMULATED, Device, Problem
 from kernelseam.dispatch import find_device
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.launch_trace import trace
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.epilogues import Epilogue

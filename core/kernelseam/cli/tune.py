@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from kernelseam.compilation import cache_folder
 from kernelseam.contract import Device
 from kernelseam.descriptors.common.protocol import Descriptor
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.json_schema import parsed
 from kernelseam.planning import plan
 from kernelseam.tuned import store

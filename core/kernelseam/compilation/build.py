@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from kernelseam.compilation import ahead, bundled, entry
@@ -19,6 +19,7 @@ from kernelseam.compilation.sources import identity
 from kernelseam.contract import SourceBundle, Toolchain
 from kernelseam.errors import CompileError, MissingBinary
 from kernelseam.forking import new_lock
+from kernelseam.frozen import dataclass
 
 SCHEMA = 3
 """Part of every key: raised when the meaning of a key or of an entry changes."""

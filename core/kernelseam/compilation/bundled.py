@@ -13,7 +13,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
 from importlib.resources.abc import Traversable
@@ -23,6 +22,7 @@ from kernelseam.compilation.folder import CacheWarning
 from kernelseam.compilation.sources import identity
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.json_schema import parsed
 
 GROUP = "kernelseam.binaries"

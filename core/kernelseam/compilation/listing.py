@@ -7,11 +7,11 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kernelseam.compilation import build, entry
 from kernelseam.compilation.folder import Untrusted, cache_folder, private
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

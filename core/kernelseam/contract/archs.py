@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from kernelseam.contract.devices import ABSENT, Device, DeviceLimits
 from kernelseam.dtypes import DType
 from kernelseam.errors import UnknownName
+from kernelseam.frozen import dataclass
 
 T = TypeVar("T")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from kernelseam.frozen import dataclass
 
 NOT_KNOWN = -1
 """A count that is not available."""

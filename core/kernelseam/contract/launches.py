@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from kernelseam.contract.archs import ArchRow
 from kernelseam.contract.devices import Device
 from kernelseam.contract.plans import WORKSPACE_ALIGNMENT
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from operator import mod
 from typing import Protocol, runtime_checkable
 
 from kernelseam.contract.archs import ArchRow
 from kernelseam.contract.binaries import KernelFacts
 from kernelseam.errors import DeviceError
+from kernelseam.frozen import dataclass
 
 Extents = tuple[int, int, int]
 _ONE: Extents = (1, 1, 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kernelseam.contract.devices import Device
 from kernelseam.contract.problems import Cost
+from kernelseam.frozen import dataclass
 
 WORKSPACE_ALIGNMENT = 16
 """Bytes: of every workspace, unless its plan needs more."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.contract.arrays import Runtime
 from kernelseam.contract.launches import Composition
 from kernelseam.contract.plans import Implementation
 from kernelseam.contract.toolchain import Toolchain
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Protocol
 
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

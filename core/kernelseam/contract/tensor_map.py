@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
+from kernelseam.frozen import dataclass
 
 TENSOR_MAP_BYTES = 128
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +24,7 @@ from kernelseam.distributed.order import Run, runs
 from kernelseam.distributed.plan import Mask, parts, reach, seen
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 _ATTAINED = 0.6
 """Of a device's peak, by attention."""

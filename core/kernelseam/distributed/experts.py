@@ -6,7 +6,6 @@ travel, those of another are multiplied.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +21,7 @@ from kernelseam.distributed.routes import Route
 from kernelseam.distributed.tokens import Layer, Rows
 from kernelseam.distributed.transfers import all_gather
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.interop.torch_function import autocast, check_bwd_implementation, wanted
 from kernelseam.interop.torch_grouped import grouped_mm as product
 

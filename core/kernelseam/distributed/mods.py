@@ -3,7 +3,6 @@ from its own first, the functions from the whole's, or from those of a document.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.distributed.plan import Mask, Part
@@ -15,6 +14,7 @@ from kernelseam.expressions.scores import (
     ScoreMod,
     score_expression,
 )
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, eq=False)

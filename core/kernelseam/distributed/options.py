@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.descriptors.attention.options import (
@@ -15,6 +14,7 @@ from kernelseam.descriptors.attention.options import (
 from kernelseam.descriptors.common.options import options_of, scalar, scalars_of
 from kernelseam.descriptors.common.validation import flag
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 SAME_EVERYWHERE = ("scale", "softcap")
 """Numbers of scores that do not depend on where a query and a key lie: the calls of a plan, each of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -14,6 +13,7 @@ from kernelseam.distributed.mods import Mods
 from kernelseam.distributed.partials import Partials, rows_of, wider
 from kernelseam.distributed.plan import Part
 from kernelseam.distributed.sums import Sum
+from kernelseam.frozen import dataclass
 from kernelseam.interop import torch_attention
 
 Tensor = Any

@@ -12,10 +12,11 @@ call, or none where nothing is left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from kernelseam.distributed.order import Run, runs
+from kernelseam.frozen import dataclass
 
 Window = tuple[int | None, int | None]
 

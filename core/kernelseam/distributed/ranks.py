@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ has kept its own part. Of that, a portion is computed at the end, while the sums
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.sums import Sum
 from kernelseam.distributed.transfers import Transfer, exchange
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 Tensor = Any
 _KEYS, _SUMS = 0, 1

@@ -3,7 +3,6 @@ ring or the gathered keys between the others, and gradients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.ring import Ring
 from kernelseam.distributed.states import states_dtype
 from kernelseam.expressions.scores import ScoreExpression
+from kernelseam.frozen import dataclass
 from kernelseam.interop.torch_expression import captured_tensors
 from kernelseam.interop.torch_function import Gradients, differentiable_once, with_rows
 

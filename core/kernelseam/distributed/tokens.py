@@ -6,7 +6,6 @@ counts in one exchange, which the host reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn.functional import pad
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.routes import Route
 from kernelseam.distributed.transfers import all_gather
+from kernelseam.frozen import dataclass
 from kernelseam.interop.torch_function import Gradients, differentiable_once
 from kernelseam.interop.torch_library.bags import Bags
 from kernelseam.ops.grouped_gemm import grouped_mm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from kernelseam.errors import InvalidValue
 from kernelseam.expressions.block_bits import unpacked
 from kernelseam.expressions.blocks import WORD, Blocks
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 SIZE = 128
 """Queries, and keys, of a block where nothing else is said."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from kernelseam.expressions.reductions import (
 from kernelseam.expressions.scores import shifted
 from kernelseam.expressions.text import read, refused, written
 from kernelseam.expressions.tracing import Kind, Trace, record_of, trace
+from kernelseam.frozen import dataclass
 
 EpilogueFunction = Callable[..., Any]
 """epilogue(acc, m, n, batch), or of pairs epilogue(gate, up, m, n, batch)"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from kernelseam.expressions.captures import Record, dtype_name
 from kernelseam.expressions.lowering import Structure
 from kernelseam.expressions.nodes import Node, Type, constant, coordinate, order, rebuilt
 from kernelseam.expressions.tracing import LENGTHS, Kind, Trace, record_of, trace
+from kernelseam.frozen import dataclass
 
 ScoreMod = Callable[..., Any]
 """score_mod(score, b, h, q_idx, kv_idx)"""

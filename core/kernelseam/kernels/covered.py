@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import epilogue_of
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.definition import KernelDefinition
 
 UNIFORM: dict[str, Any] = {"softcap": True, "sinks": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from kernelseam.contract import (
 )
 from kernelseam.costs import Work, predicted, roofline
 from kernelseam.errors import PluginError, Refusal, Unsupported
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.config import CONFIG, config_header
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.entry import entry

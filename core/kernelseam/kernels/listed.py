@@ -4,7 +4,7 @@ nothing is chosen, compiled or traced again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device
@@ -12,6 +12,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import GroupedGemmPoin
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dispatch import select
 from kernelseam.errors import InvalidValue, Unsupported
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.kernel import KernelImplementation
 from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of
 from kernelseam.kernels.tracing import Enqueue, traced_launches, traced_steps

@@ -6,11 +6,12 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.contract import TENSOR_MAP_BYTES, KernelFacts
 from kernelseam.errors import DeviceError
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 Value = int | float | bytes
 

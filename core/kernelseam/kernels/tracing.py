@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -24,6 +24,7 @@ from kernelseam.contract import (
     TensorMapEncoder,
     Toolchain,
 )
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.kernel import KernelImplementation, bundle, placed_signature
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import Untraceable

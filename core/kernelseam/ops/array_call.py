@@ -4,7 +4,6 @@ bind."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kernelseam.arrays import describe, runtime_of
@@ -13,6 +12,7 @@ from kernelseam.contract import ArrayInfo, Device, FastRuntime, OperandRule, Run
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.overlap import proven_overlap
 from kernelseam.planning import Call, Plan
 from kernelseam.planning.bound import BoundLaunches

@@ -7,7 +7,6 @@ Whatever is refused, and results that may share memory, are left to the descript
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import (
 )
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.elements import INT32
 
 Numbers = npt.NDArray[np.int64]

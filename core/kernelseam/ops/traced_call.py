@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import packed
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.traced_template import template
 from kernelseam.kernels.traced_text import Selection, Text, listed, numbers_of, selection_of
 from kernelseam.kernels.tracing import TracedStep, traced_launches, traced_memset, traced_steps

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from kernelseam.dtypes import LARGEST, DType
+from kernelseam.frozen import dataclass
 from kernelseam.oracle import check, tolerances
 from kernelseam.oracle.formulas import Array, Floats
 from kernelseam.oracle.rotary import rotate

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kernelseam.dtypes import LARGEST, DType
+from kernelseam.frozen import dataclass
 from kernelseam.oracle import formulas, tolerances
 from kernelseam.oracle.epilogues import Epilogue
 from kernelseam.oracle.formulas import Array, Floats, Rows

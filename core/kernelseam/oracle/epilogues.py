@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.formulas import Array, Floats
 from kernelseam.oracle.tolerances import smallest
 from kernelseam.oracle.user_functions import Function, called

@@ -7,13 +7,13 @@ bound in ``tolerances``. All arrays are on the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelseam.descriptors.attention.options import ScoreNumbers
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.user_functions import Changed, Function, called, changed
 
 Array = npt.NDArray[Any]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.formulas import PLAIN, Array, Floats, Variant
 
 Shape = tuple[int, ...]

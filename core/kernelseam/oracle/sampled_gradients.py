@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.formulas import Array, Floats, Variant
 from kernelseam.oracle.gradients import PARTS, SPREAD, Gradient, Head, Parts, pairs, times, wide
 

@@ -7,13 +7,13 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Any]

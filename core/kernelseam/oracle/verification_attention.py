@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from kernelseam.descriptors.attention.merge_problem import MergeProblem
 from kernelseam.descriptors.attention.options import ScoreNumbers, ScoreOperands
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.common.options import operands_of, scalars_of
+from kernelseam.frozen import dataclass
 from kernelseam.oracle import check, formulas, sampled_gradients
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Variant

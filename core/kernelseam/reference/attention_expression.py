@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from kernelseam.expressions.derivatives import slope
 from kernelseam.expressions.evaluation import evaluate
 from kernelseam.expressions.lowering import Structure
+from kernelseam.frozen import dataclass
 
 Array = npt.NDArray[Any]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelseam.descriptors.attention.options import SpecOption
+from kernelseam.frozen import dataclass
 from kernelseam.reference.attention_expression import Expression
 
 Array = npt.NDArray[Any]

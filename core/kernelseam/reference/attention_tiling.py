@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.frozen import dataclass
 
 ELEMENTS = 1 << 18
 """Of a block of scores, and of its queries: 1 MiB in float32. A core's L2 has room for it, and

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from kernelseam.descriptors.common.captured import captured
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.dtypes import DType
 from kernelseam.expressions.text import structure_of
+from kernelseam.frozen import dataclass
 from kernelseam.reference.attention_expression import Expression
 from kernelseam.reference.attention_scores import Scores
 from kernelseam.reference.implementation import operand_arrays

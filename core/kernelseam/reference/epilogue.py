@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from kernelseam.descriptors.common.captured import captured
 from kernelseam.expressions.epilogues import HALVES, EpilogueStructure
 from kernelseam.expressions.evaluation import evaluate
 from kernelseam.expressions.nodes import Node
+from kernelseam.frozen import dataclass
 from kernelseam.reference.implementation import operand_arrays
 from kernelseam.reference.reductions import Reductions
 

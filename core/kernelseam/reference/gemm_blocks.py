@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import LARGEST, DType
+from kernelseam.frozen import dataclass
 from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.products import product
 from kernelseam.reference.reductions import Reductions

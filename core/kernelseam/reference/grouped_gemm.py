@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import (
     GroupedGemmPointersSpec,
 )
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmProblem, GroupedGemmSpec
+from kernelseam.frozen import dataclass
 from kernelseam.reference.epilogue import Epilogue
 from kernelseam.reference.gemm_blocks import round_to_tf32
 from kernelseam.reference.implementation import (

@@ -8,7 +8,6 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device, DeviceLimits, host_array
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory, UnknownName
+from kernelseam.frozen import dataclass
 
 _DLPACK_CPU = 1
 _NOTHING = nullcontext()

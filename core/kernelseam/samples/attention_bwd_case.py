@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.samples import attention_case
 from kernelseam.samples.attention_case import AttentionCase
 from kernelseam.samples.common import CommonCase

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.descriptors.attention.options import ScoreScalars
 from kernelseam.descriptors.attention.problem import scaled_row
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.samples.common import SHORT, CommonCase
 from kernelseam.samples.operand_layout import OperandLayout
 

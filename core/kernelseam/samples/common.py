@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.samples.operand_layout import OperandLayout
 
 NAN, INF = float("nan"), float("inf")

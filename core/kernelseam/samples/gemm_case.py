@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.samples.epilogues import is_of_pairs
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.product_case import ProductCase

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
 
+from kernelseam.frozen import dataclass
 from kernelseam.samples.epilogues import is_of_pairs
 from kernelseam.samples.product_case import ProductCase
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
+from kernelseam.frozen import dataclass
 from kernelseam.samples.product_case import ProductCase
 
 MIXED = (

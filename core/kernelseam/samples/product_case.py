@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, replace
 from typing import Any, Self
 
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.samples.common import SHORT, CommonCase
 
 

@@ -13,7 +13,7 @@ import math
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from kernelseam._version import __version__
@@ -21,6 +21,7 @@ from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning, Untrusted, cache_folder, private
 from kernelseam.contract import ABSENT, EMULATED, Device, Problem
 from kernelseam.errors import KernelSeamError
+from kernelseam.frozen import dataclass
 from kernelseam.json_schema import SchemaError, decoded, parsed
 from kernelseam.plugins import plugins
 from kernelseam.tuned.classes import batch_invariant, problem_class

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.contract import ArrayInfo, Device
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError, InvalidValue, OutOfDeviceMemory, UnknownName
+from kernelseam.frozen import dataclass
 
 from kernelseam_cuda import bindings
 

@@ -12,7 +12,6 @@ import ctypes
 import hashlib
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 from kernelseam.blas import (
@@ -28,6 +27,7 @@ from kernelseam.blas import (
 from kernelseam.contract import ABSENT, Coefficients, Device, LaunchRecord, PlanParts, Runtime
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.errors import DeviceError
+from kernelseam.frozen import dataclass
 from kernelseam.variants import Variant
 
 from kernelseam_cuda import archs, cublaslt

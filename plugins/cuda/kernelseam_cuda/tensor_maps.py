@@ -15,6 +15,7 @@ from typing import Any
 
 from kernelseam.contract import TENSOR_MAP_BYTES, TensorMap
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 
 from kernelseam_cuda import bindings
 

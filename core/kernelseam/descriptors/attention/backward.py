@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 from kernelseam.contract import Device, OperandRule, Runtime
@@ -25,6 +25,7 @@ from kernelseam.descriptors.common.validation import flag, packed
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 _MODELS = {"dout": "out", "dq": "q", "dk": "k", "dv": "v"}
 NAMES = ("dout", "dq", "dk", "dv", "dbias", "dsinks", "dscores")

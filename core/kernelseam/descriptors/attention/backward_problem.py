@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 """Operands of the forward that the gradients read, its results among them."""
 

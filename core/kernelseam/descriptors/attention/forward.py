@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.contract import Device, Runtime
@@ -20,6 +19,7 @@ from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.scores import ScoreExpression
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

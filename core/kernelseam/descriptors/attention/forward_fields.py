@@ -4,7 +4,7 @@ operands."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from kernelseam.descriptors.attention.options import (
@@ -22,6 +22,7 @@ from kernelseam.descriptors.common.options import operands_of
 from kernelseam.descriptors.common.strided import StridedDescriptor
 from kernelseam.dtypes import DType
 from kernelseam.expressions.scores import ScoreExpression
+from kernelseam.frozen import dataclass
 
 ROWS = ("q", "k", "v", "out")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
@@ -20,6 +20,7 @@ from kernelseam.descriptors.common.validation import (
     three,
 )
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

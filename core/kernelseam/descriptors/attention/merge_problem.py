@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.contract import OperandRule
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

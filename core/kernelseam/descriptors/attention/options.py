@@ -7,7 +7,6 @@ added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Flag, auto
 from typing import Any, TypedDict
 
@@ -24,6 +23,7 @@ from kernelseam.descriptors.common.validation import (
 )
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 Window = tuple[int | None, int | None] | None
 

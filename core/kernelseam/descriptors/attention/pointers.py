@@ -4,7 +4,7 @@ own."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any, cast
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -31,6 +31,7 @@ from kernelseam.descriptors.common.options import operands_of
 from kernelseam.descriptors.common.protocol import Resolved
 from kernelseam.descriptors.common.validation import extent
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 NAMES = ("q_ptrs", "k_ptrs", "v_ptrs", "out_ptrs")
 OTHERS = ("lse", *operands_of(ScoreOperands))

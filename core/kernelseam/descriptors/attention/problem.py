@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.attention.options import (
@@ -20,6 +20,7 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import not_supported
 from kernelseam.expressions.text import structure_of
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 SLOPES, PREFIXES = "alibi_slopes", "prefix_lengths"
 PLAIN = frozenset(

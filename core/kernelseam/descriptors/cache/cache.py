@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -22,6 +22,7 @@ from kernelseam.descriptors.common.validation import WIDE, choice, extent, posit
 from kernelseam.descriptors.projection.fields import RotatedRows
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 _MATRIX = ("batch", "head", "row")
 _PAGES = ("page", "head", "row")

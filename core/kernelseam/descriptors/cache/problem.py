@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.validation import WIDE
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 Strides = tuple[int, int, int]
 

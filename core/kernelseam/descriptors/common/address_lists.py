@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from kernelseam.descriptors.common.operands import check_rows, describe, is_addr
 from kernelseam.descriptors.common.validation import address
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, format_value
+from kernelseam.frozen import dataclass
 from kernelseam.overlap import proven_overlap
 
 Addresses = npt.NDArray[np.uint64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Generic, TypeVar, cast
 
 from kernelseam.contract import ArrayInfo, Device, OperandRule, Problem, Runtime
@@ -32,6 +32,7 @@ from kernelseam.descriptors.common.validation import (
 )
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 LINE = 128
 """Bytes of a line of a GPU's L2 cache."""

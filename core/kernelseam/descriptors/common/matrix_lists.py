@@ -4,7 +4,6 @@ addresses."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from kernelseam.descriptors.common.address_lists import Addresses, AddressList, 
 from kernelseam.descriptors.common.operands import check_rows, describe, is_address
 from kernelseam.descriptors.common.validation import address
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.overlap import proven_overlap
 
 _SOLVED = 4096

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cache
 from typing import Any, ParamSpec, TypeVar, cast, get_type_hints
+
+from kernelseam.frozen import dataclass
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

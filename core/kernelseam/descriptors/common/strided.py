@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from kernelseam.contract import ArrayInfo, Device, Problem, Runtime
@@ -20,6 +20,7 @@ from kernelseam.descriptors.common.validation import packed, stride, vector_byte
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 P = TypeVar("P", bound=Problem)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernelseam.errors import InvalidValue
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 _STRIDE = r"stride_([a-z_]+?)_(part|batch|page|head|row|column)(\[\d+\])?"
 _SHORT = {"alibi": "alibi_slopes", "table": "block_table", "slots": "slot_mapping"}

@@ -4,7 +4,7 @@ scales, bias and residual."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from kernelseam.contract import ArrayInfo
@@ -22,6 +22,7 @@ from kernelseam.dtypes import DType
 from kernelseam.epilogues import epilogue_expression
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression
+from kernelseam.frozen import dataclass
 
 SCALES = ("a_scales", "b_scales")
 _PREACTIVATION_STRIDES = tuple(f"stride_preactivation_{axis}" for axis in ("batch", "head", "row"))

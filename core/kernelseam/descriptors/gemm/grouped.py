@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,6 +48,7 @@ from kernelseam.dtypes import DType
 from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
+from kernelseam.frozen import dataclass
 
 _MATRICES = ("A", "B", "C")
 _READ = ("offsets", "a_indices", "c_indices")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -39,6 +39,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import (
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 LISTS = ("A_ptrs", "B_ptrs", "C_ptrs")
 _MOST_ALIGNED = 4096

@@ -3,7 +3,6 @@ descriptor. They hold no pointers and check nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from kernelseam.contract import OperandRule
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 TABLE = "table"
 """The operand that has the groups' extents and row strides: six int32 a group, M, N, K and those of

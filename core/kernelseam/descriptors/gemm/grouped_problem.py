@@ -3,7 +3,7 @@ check nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.common.captured import captured_rules
@@ -11,6 +11,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, scale_rul
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import EpilogueStructure
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 AXES = ("m", "n", "k")
 """Axes along which offsets divide operands into groups."""

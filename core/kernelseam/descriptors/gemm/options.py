@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.descriptors.common.options import scalar
 from kernelseam.descriptors.common.precision import precision_name
 from kernelseam.descriptors.common.validation import flag, number
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 from kernelseam.contract import Device, Runtime
@@ -38,6 +38,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.descriptors.gemm.strided import BatchedGemmStrided
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 SCALES = ("a_scales_ptrs", "b_scales_ptrs")
 NAMES = ("A_ptrs", "B_ptrs", "C_ptrs", "bias_ptrs", "residual_ptrs", *SCALES)

@@ -4,7 +4,7 @@ and check nothing."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import OperandRule
@@ -14,6 +14,7 @@ from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import EpilogueStructure, epilogue_of
 from kernelseam.expressions.reductions import Reduction, reduction
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, OperandRule
@@ -53,6 +53,7 @@ from kernelseam.epilogues import Epilogue
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, epilogue_text
 from kernelseam.expressions.reductions import reduction, reduction_operands
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

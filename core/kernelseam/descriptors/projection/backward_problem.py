@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from kernelseam.contract import OperandRule
 from kernelseam.descriptors.projection.problem import ProjectionProblem, matrix
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernelseam.descriptors.common.strided import P, StridedDescriptor
 from kernelseam.descriptors.common.validation import choice, extent
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 STYLES = ("halves", "pairs")
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS, order
 from kernelseam.descriptors.common.options import scalar
 from kernelseam.descriptors.common.validation import extent, flag
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ product."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from kernelseam.descriptors.common.operands import (
@@ -18,6 +18,7 @@ from kernelseam.descriptors.common.validation import extent, three, two
 from kernelseam.descriptors.projection.arrays import output_fields
 from kernelseam.descriptors.projection.problem import OutputProjectionProblem, OutputProjectionSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

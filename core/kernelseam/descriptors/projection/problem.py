@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import OperandRule
@@ -17,6 +17,7 @@ from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSp
 from kernelseam.descriptors.gemm.problem import HeadsProblem, HeadsSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 
 APPENDED = {"k": "k_pages", "v": "v_pages", "q": "q_out"}
 """Operand of a projection → operand of its append."""

@@ -4,7 +4,7 @@ product."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from kernelseam.contract import ArrayInfo, Device, Runtime
@@ -23,6 +23,7 @@ from kernelseam.descriptors.projection.fields import RotatedRows
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem, QkvProjectionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

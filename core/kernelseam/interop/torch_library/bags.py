@@ -3,11 +3,12 @@ they come, and rounds after each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import embedding_bag
+
+from kernelseam.frozen import dataclass
 
 Tensor = Any
 

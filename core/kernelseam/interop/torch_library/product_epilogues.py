@@ -9,7 +9,7 @@ call, ``differentiated`` has gradients to the tensors that the epilogue captures
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from kernelseam.epilogues import epilogue_expression, without_reductions
 from kernelseam.errors import InvalidValue
 from kernelseam.expressions.epilogues import EpilogueExpression, EpilogueStructure
 from kernelseam.expressions.reductions import SUM
+from kernelseam.frozen import dataclass
 from kernelseam.interop.torch_epilogues import (
     by_captured,
     by_groups,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from kernelseam.descriptors.attention.options import ScoreOperands
 from kernelseam.descriptors.common.options import options_of
 from kernelseam.errors import InvalidValue
+from kernelseam.frozen import dataclass
 from kernelseam.interop.torch_library.namespace import operator_of
 
 Shape = Sequence[int]

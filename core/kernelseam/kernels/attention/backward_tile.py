@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 
 from kernelseam.contract import ArchRow
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.tile import is_plain
 from kernelseam.kernels.elements import pad
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any
@@ -13,6 +13,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.arguments import OPERANDS, VIEWS
 from kernelseam.kernels.attention.cost import least_seconds
 from kernelseam.kernels.attention.forward_arguments import (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.merge_problem import MergeProblem, MergeSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.row_kernels import SmallKernel
 from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides

@@ -4,7 +4,7 @@ all entries of a group as rows of one sequence; then each entry's own pages, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import (
@@ -19,6 +19,7 @@ from kernelseam.contract import (
 from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.attention.merge import MERGE, MERGE_TILE, MergeProblem, MergeSpec

@@ -3,9 +3,8 @@ share at the front and what is left to each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.contract import Device
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import divide_up

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.backward_tile import BackwardTile, backward_tiles
 from kernelseam.kernels.attention.row_kernels import SmallKernel
 from kernelseam.kernels.config import Constants, members

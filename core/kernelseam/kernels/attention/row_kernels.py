@@ -4,12 +4,12 @@ row_delta.h, sink_gradient.h, sum_axes.h."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.contract import ArchRow, Device
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.arguments import OPERANDS
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.attention.scores import (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
-from kernelseam.frozen import changed
+from kernelseam.frozen import changed, dataclass
 from kernelseam.kernels.attention.fp8 import query_bytes
 from kernelseam.kernels.elements import pad
 

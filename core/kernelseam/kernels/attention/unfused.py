@@ -3,13 +3,12 @@ scores in memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.contract import ArchRow, Composition, Device, Launch, Launches, Toolchain
 from kernelseam.descriptors.attention.options import SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.row_kernels import RowTile
 from kernelseam.kernels.attention.scores import SCORE_OPTIONS, refuse_scores
 from kernelseam.kernels.attention.softmax import SOFTMAX, SoftmaxProblem, factor

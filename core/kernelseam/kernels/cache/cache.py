@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.cache.problem import PagedCacheProblem, PagedCacheSpec
 from kernelseam.dtypes import LARGEST, DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (

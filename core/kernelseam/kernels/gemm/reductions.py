@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -13,6 +13,7 @@ from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.expressions.epilogues import HALVES
 from kernelseam.expressions.reductions import MAXIMUM, Reduction, reduction
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.config import Constants
 from kernelseam.kernels.covered import Covered

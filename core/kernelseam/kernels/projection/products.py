@@ -4,7 +4,7 @@ tokens; and what is launched after them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import gcd
 from typing import Any
 
@@ -20,6 +20,7 @@ from kernelseam.descriptors.projection.problem import (
     QkvProjectionProblem,
 )
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import INT32, divide_up

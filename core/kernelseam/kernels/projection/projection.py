@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from kernelseam.contract import ArchRow, Composition, Device, Launch, Launches
 from kernelseam.costs import predicted
 from kernelseam.descriptors.projection.problem import QkvProjectionProblem
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.gemm import GemmDefinition

@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from kernelseam.containment import Contained, error_text
 from kernelseam.contract import CONTRACT_VERSION, Toolchain
 from kernelseam.errors import KernelSeamError
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 from kernelseam.parity.running.run import Outcome, Target
 from kernelseam.plugins import Plugins
 from kernelseam.samples.case import Case

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from kernelseam.containment import Contained, error_text
 from kernelseam.contract import Device
 from kernelseam.deadline import PluginTimeout, run_with_timeout
 from kernelseam.errors import DeviceError
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.check import Verdict
 from kernelseam.parity.running import stages
 from kernelseam.parity.running.run import (

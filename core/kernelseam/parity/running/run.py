@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from kernelseam.containment import Contained, traceback_text
 from kernelseam.contract import EMULATED, Device, Implementation, Problem
 from kernelseam.dispatch import consider
 from kernelseam.errors import Unsupported
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.subnormals import flushes
 from kernelseam.parity.running.stages import Computed, Prepared, compute, judge, prepare

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array
 from kernelseam.planning import plan

@@ -8,12 +8,12 @@ never written, reads beyond an end or in a gap, and writes outside the output ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.formulas import Array
 from kernelseam.samples.operand_layout import OperandLayout
 

@@ -4,13 +4,13 @@ case's name. Arrays are [batch, S] where nothing else is said."""
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelseam.dtypes import DType
 from kernelseam.forking import cached_property
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.formulas import Array
 from kernelseam.samples.data.attention import INVALID_PAGES, UNUSED_PAGES
 from kernelseam.samples.data.memory import Placement, RowSpan

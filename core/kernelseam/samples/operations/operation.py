@@ -6,13 +6,13 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from kernelseam.contract import Device, Runtime
 from kernelseam.descriptors.common.protocol import Descriptor
+from kernelseam.frozen import dataclass
 from kernelseam.oracle.check import Verdict
 from kernelseam.oracle.formulas import Array, Rows, sample_rows
 from kernelseam.samples.case import Case

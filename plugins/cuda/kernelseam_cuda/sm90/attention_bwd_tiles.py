@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kernelseam.descriptors.attention.problem import AttentionSpec
+from kernelseam.frozen import dataclass
 
 from kernelseam_cuda.sm90.tiles import (
     COLUMN_STEP,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.arguments import SEQUENCES, STRIDES, planes
 from kernelseam.kernels.attention.cost import keys_met
 from kernelseam.kernels.attention.forward_arguments import spec_constants

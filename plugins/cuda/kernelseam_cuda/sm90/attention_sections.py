@@ -3,9 +3,8 @@ together: tiles.h has their order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.descriptors.attention.problem import AttentionProblem
+from kernelseam.frozen import dataclass
 from kernelseam.kernels.elements import divide_up
 from kernelseam.symbolic import least, most
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kernelseam.forking import cached_property
-from kernelseam.frozen import changed
+from kernelseam.frozen import changed, dataclass
 
 from kernelseam_cuda.sm90.tiles import (
     CONTROL_BYTES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kernelseam.frozen import dataclass
 
 from kernelseam_cuda.sm90.tiles import CONTROL_BYTES, SHARED_BYTES
 

@@ -3,7 +3,9 @@ what its tiles of attention share with them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from kernelseam.frozen import dataclass
 
 SHARED_BYTES = 232_448
 """Of a block."""
