@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    from dataclasses import dataclass as dataclass
 else:
 
     def dataclass(*, frozen, eq=True, kw_only=False):
@@ -116,9 +116,20 @@ def _equality(compared: list[Field[Any]], hashed: list[Field[Any]]) -> dict[str,
         return of_equal(self) == of_equal(other)
 
     def __hash__(self: Any) -> int:
-        return hash(of_hash(self))
+        known: int | None = self.__dict__.get(_HASH)
+        if known is None:  # a problem's takes up to 16 µs, and a choice asks a dozen times
+            known = self.__dict__[_HASH] = hash(of_hash(self))
+        return known
 
-    return {"__eq__": __eq__, "__hash__": __hash__}
+    return {"__eq__": __eq__, "__hash__": __hash__, "__getstate__": _state}
+
+
+_HASH = "_hash"
+"""Where an object keeps its hash, which is another in another process."""
+
+
+def _state(self: Any) -> dict[str, Any]:
+    return {n: x for n, x in vars(self).items() if n != _HASH}
 
 
 def _getter(given: list[Field[Any]]) -> Callable[[Any], Any]:
