@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from functools import cache, partial
+from inspect import get_annotations
 from operator import attrgetter, itemgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +29,7 @@ else:
 
 def _made(eq: bool, kw_only: bool, kind: Any) -> Any:
     own = dict(vars(kind))
-    annotated = own.get("__annotations__", {})
+    annotated = get_annotations(kind)
     plain = {n: own[n] for n in annotated if n in own} | {"__annotations__": annotated}
     plain |= {"__module__": kind.__module__, "__doc__": "Its own fields alone."}
     make = dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from kernelseam import hookspecs
+from kernelseam import hookspecs, installed
 from kernelseam.containment import Contained, error_text, traceback_text
 from kernelseam.contract import CONTRACT_VERSION, Backend, Device, PluginInfo
 from kernelseam.contract_values import validated, validated_archs, validated_devices
@@ -205,7 +205,8 @@ def _entry_points(failures: list[Failure]) -> list[metadata.EntryPoint]:
     """All entry points of the group. A distribution with unreadable metadata becomes a Failure; the
     others are used."""
     try:
-        return list(metadata.entry_points(group=GROUP))
+        installed.forget()
+        return installed.entry_points(GROUP)
     except Exception:  # the error does not name the distribution
         entry_points: list[metadata.EntryPoint] = []
     names = set()

@@ -14,9 +14,10 @@ import os
 import warnings
 from collections.abc import Mapping
 from functools import cache
-from importlib import metadata, resources
+from importlib import resources
 from importlib.resources.abc import Traversable
 
+from kernelseam import installed
 from kernelseam.compilation import entry
 from kernelseam.compilation.folder import CacheWarning
 from kernelseam.compilation.sources import identity
@@ -113,6 +114,7 @@ def installed_text() -> str:
 def forget() -> None:
     """Look for bundles again at the next use."""
     _installed.cache_clear()
+    installed.forget()
 
 
 Places = Mapping[str, tuple[Traversable, str]]
@@ -123,8 +125,7 @@ def _installed() -> tuple[tuple[InstalledBundle, ...], Places]:
     """The bundles; and by source key a binary's place and key. Of two, the first by name counts."""
     bundles: list[InstalledBundle] = []
     places: dict[str, tuple[Traversable, str]] = {}
-    points = metadata.entry_points(group=GROUP)
-    for point in sorted(points, key=lambda p: (p.name, p.value)):
+    for point in sorted(installed.entry_points(GROUP), key=lambda p: (p.name, p.value)):
         name, version = (point.dist.name, point.dist.version) if point.dist else (point.name, "?")
         try:
             folder = resources.files(point.value)

@@ -36,7 +36,7 @@ def cache_folder() -> Path:
     given = os.environ.get(VARIABLE)
     try:
         if given:
-            return Path(given).expanduser().absolute()
+            return _given(given) if os.path.isabs(given) else Path(given).expanduser().absolute()
         folder = _of_platform(*map(os.environ.get, ("XDG_CACHE_HOME", "HOME")))
         if folder.is_absolute():  # else its "~" cannot be expanded
             return folder
@@ -54,9 +54,13 @@ def cache_folder() -> Path:
     return temporary
 
 
+_given = lru_cache(8)(Path)
+"""Of an absolute path: the folder is asked for with each class."""
+
+
 @lru_cache(8)
 def _of_platform(*environment: str | None) -> Path:
-    """That of the variables that a process may change: the folder is asked for with each class."""
+    """That of the variables that a process may change."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("kernelseam", appauthor=False))
