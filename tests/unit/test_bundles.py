@@ -7,6 +7,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import pytest
 from kernelseam import compilation
 from kernelseam.bundling import WheelName, collect, read_trace, write_wheel
 from kernelseam.cli.main import main
-from kernelseam.compilation import CacheWarning, compiled, entry
+from kernelseam.compilation import CacheWarning, bundled, compiled, entry
 from kernelseam.contract import Device, DeviceLimits, Toolchain
 from kernelseam.errors import CompileError, KernelSeamError, MissingBinary
 from kernelseam.kernels import KernelImplementation
 from kernelseam.launch_trace import TracedProblem
-from kernelseam.plugins import plugins
+from kernelseam.plugins import discover, plugins
 
 Refused = Callable[[str, Callable[[], object]], None]
 Command = Callable[..., tuple[int, str, str]]
@@ -419,3 +420,19 @@ def test_a_kernel_whose_sources_raise_is_named(
         assert not found
         said = "its sources" if method == "source_bundles" else "its check"
         assert f"shared: {said} raised KeyError: 'no such tile'" in left_out[0].reason
+
+
+def test_metadata_of_distributions_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For plugins and for bundles, of hundreds of files; again where bundles are forgotten."""
+    read, read_them = list[None](), metadata.entry_points
+
+    def counted(**given: Any) -> Any:
+        read.append(None)
+        return read_them(**given)
+
+    monkeypatch.setattr(metadata, "entry_points", counted)
+    compilation.forget()
+    discover(only="")
+    assert bundled.installed_bundles() == () and len(read) == 1
+    compilation.forget()
+    assert bundled.installed_bundles() == () and len(read) == 2
