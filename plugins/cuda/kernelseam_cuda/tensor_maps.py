@@ -15,7 +15,6 @@ from typing import Any
 
 from kernelseam.contract import TENSOR_MAP_BYTES, TensorMap
 from kernelseam.dtypes import DType
-from kernelseam.frozen import dataclass
 
 from kernelseam_cuda import bindings
 
