@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernelseam.dtypes import DType
+from kernelseam.frozen import changed
 from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
 
 from kernelseam_cuda import tf32_tiles
@@ -391,7 +392,7 @@ def tiles(
     return {
         "gemm": (*GEMM, *double, *(_STORED_GEMM if e4m3 else ())),
         "gemv": GEMV,
-        "attention": tuple(replace(t, sections=large_cache) for t in attention),
+        "attention": tuple(changed(t, sections=large_cache) for t in attention),
         "attention_decode": (*DECODE, *(_STORED_DECODE if e4m3 else ())),
         "attention_bwd": (*ATTENTION_BWD, *tf32_tiles.gradients(blackwell)),
     }
