@@ -20,7 +20,7 @@ from kernelseam.interop.transformers_attention import attention_forward  # noqa:
 from transformers_small import classes, inputs, made, result  # noqa: E402
 
 pytestmark = [
-    pytest.mark.slow("makes and runs 413 models: a quarter of an hour"),
+    pytest.mark.slow("makes and runs 500 models: twenty minutes"),
     pytest.mark.filterwarnings("ignore"),  # of what models do
 ]
 

@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 Tensor = Any
 MAPPINGS = (
     "CAUSAL_LM",
+    "IMAGE_TEXT_TO_TEXT",
     "SEQ_TO_SEQ_CAUSAL_LM",
     "MASKED_LM",
     "IMAGE",
@@ -56,18 +57,25 @@ _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _KINDS = ("sliding_attention", "full_attention")
 _OWN: dict[str, dict[str, Any]] = {
     "BambaConfig": {"attn_layer_indices": [1]},
+    "ChameleonConfig": {"vocabulary_map": {"<image>": 99}},
     "CohereCompassTextConfig": {"rope_parameters": dict.fromkeys(_KINDS, _ROPE)},
     "DoryConfig": {"num_hidden_layers": 4, "n_input_layers": 1, "n_output_layers": 1},
     "EsmcConfig": {"num_key_value_heads": 4},
     "EfficientNetConfig": {"width_coefficient": 0.5, "depth_coefficient": 0.3, "hidden_dim": 640},
     "EsmConfig": {"vocab_size": 128, "mask_token_id": 3},
     "GPTNeoConfig": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
+    "Glm5NextTextConfig": {
+        "index_topk": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "GraniteMoeHybridConfig": {"layer_types": ["mamba", "attention"]},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
     "LongcatFlashConfig": {"qk_head_dim": 32},
     "Mamba2Config": {"num_heads": 8},
     "MusicgenDecoderConfig": {"num_codebooks": 1},
     "MusicgenMelodyDecoderConfig": {"num_codebooks": 1},
+    "Qwen2_5OmniThinkerConfig": {"vision_start_token_id": 99},
+    "Qwen3OmniMoeThinkerConfig": {"vision_start_token_id": 99},
     "Qwen4ExpTextConfig": {
         "indexer_n_heads": 4,
         "indexer_kv_heads": 1,
@@ -131,7 +139,14 @@ def small(config: Any, layers: int, widths: bool = True) -> Any:
         if hasattr(part, "to_dict"):
             given[name] = small(type(part), layers, widths).to_dict()
     given |= _OWN.get(config.__name__, {})
-    return config(**given)
+    found = config(**given)
+    known = getattr(config, "ignore_keys_at_rope_validation", ())
+    rope = getattr(found, "rope_parameters", None) or {}
+    if "mrope_section" in known and "rope_type" in rope:  # parts of a head for time, height, width
+        width = getattr(found, "head_dim", None) or found.hidden_size // found.num_attention_heads
+        third, rest = divmod(int(width * rope.get("partial_rotary_factor", 1)) // 2, 3)
+        rope["mrope_section"] = [third + rest, third, third]
+    return found
 
 
 def made(name: str, kind: str) -> Any:
