@@ -32,6 +32,7 @@ from benchmarks.comparing.definitions import definition_rows
 from benchmarks.comparing.dims import backward_dims_rows, dims_rows
 from benchmarks.comparing.drawing import drawn_rows
 from benchmarks.comparing.epilogues import epilogue_rows
+from benchmarks.comparing.fp8 import fp8_rows
 from benchmarks.comparing.gemm import half_rows, wide_rows
 from benchmarks.comparing.grouped import grouped_rows
 from benchmarks.comparing.host import host_rows
@@ -62,6 +63,7 @@ SUITES: dict[str, Callable[[], Sequence[Row]]] = {
     "drawn": drawn_rows,
     "gemm": half_rows,
     "gemm-f32": wide_rows,
+    "gemm-e4m3": fp8_rows,
     "gemm-epilogue": epilogue_rows,
     "grouped": lambda: [*grouped_rows(), *listed_rows()],
     "projections": projection_rows,

@@ -3,39 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' peer")
-
-
-@pytest.fixture
-def peers() -> Any:
-    """The scripts' own module, imported as they do."""
-    from benchmarks import peers
-
-    return peers
-
-
-def test_what_was_measured_is_kept(
-    peers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where a later line fails, or the time is up."""
-
-    def lines() -> Iterator[str]:
-        yield "first"
-        assert page.read_text(encoding="utf-8") == "first\n"
-        yield "second"
-        raise RuntimeError("the GPU is gone")
-
-    page = tmp_path / "page.md"
-    with pytest.raises(RuntimeError, match="the GPU is gone"):
-        peers.write(lines(), page)
-    assert capsys.readouterr().out == page.read_text(encoding="utf-8") == "first\nsecond\n"
 
 
 @pytest.mark.parametrize("name", ["parity_h200", "random_problems"])

@@ -37,6 +37,7 @@ def comparing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         decoding,
         definitions,
         epilogues,
+        fp8,
         gemm,
         grouped,
         host,
@@ -348,6 +349,16 @@ def test_grouped_rows(comparing: Any, session: Any, sizes: str, form: str) -> No
     c = contestant.result().clone()
     c.view(-1)[-1] += 1.0
     assert prepared.judge(contestant.result()).worst <= 1 < prepared.judge(c).worst
+
+
+@pytest.mark.parametrize("block", [0, 128])
+def test_fp8_rows(comparing: Any, session: Any, block: int) -> None:
+    row = comparing.fp8.Fp8Row("gemm-e4m3", 1, 40, 256, 384, "equal", block=block)
+    assert row.name == "40×384×256 e4m3" + " by 128" * (block > 0)
+    assert (row.operations, row.bytes) == (2 * 40 * 384 * 256, (40 + 384) * 256 + 2 * 40 * 384)
+    record = judged(comparing, session, row, 40, 384)
+    peers = {"cuBLASLt"} if block else {"cuBLASLt", "cuBLASLt, fast accumulation"}
+    assert {*(t.name for t in record.of("peer")), *record.refused} == {*peers, "ours by nosuch"}
 
 
 @pytest.mark.parametrize("turned", [False, True])

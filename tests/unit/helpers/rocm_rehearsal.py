@@ -265,6 +265,7 @@ def rows() -> dict[str, list[Any]]:
     from benchmarks.comparing.backward import BackwardRow
     from benchmarks.comparing.decoding import DecodeRow
     from benchmarks.comparing.epilogues import EpilogueRow
+    from benchmarks.comparing.fp8 import Fp8Row
     from benchmarks.comparing.gemm import LISTS, GemmRow
     from benchmarks.comparing.grouped import GroupedRow
     from benchmarks.comparing.host import host_rows
@@ -305,6 +306,7 @@ def rows() -> dict[str, list[Any]]:
             GemmRow("gemm", 1, 33, 17, 40, "bfloat16", True, True, True),
             GemmRow("gemm", 6, 33, 17, 40, "float16", True, lists=next(iter(LISTS))),
         ],
+        "gemm-e4m3": [Fp8Row("gemm-e4m3", 1, 20, 256, 128, "equal", block=n) for n in (0, 128)],
         "gemm-f32": [GemmRow("gemm-f32", 2, 33, 17, 40, "float32")],
         "gemm-epilogue": [
             EpilogueRow("gemm-epilogue", 33, 20, 40, "relu", bias=True),
