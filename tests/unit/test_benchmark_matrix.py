@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kernelseam.parity.matrix import matrix
 
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    from benchmarks import parity_h200
-
-    return parity_h200
+from benchmarks import parity_h200
 
 
-def test_the_matrix_by_processes(
-    script: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_matrix_by_processes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     cases = [c for c in matrix("f64-t") if c.operation == "gemm"]
     with pytest.raises(SystemExit) as ended:
-        script.main(
+        parity_h200.main(
             [
                 "--device",
                 "numpy:0",
@@ -49,7 +41,7 @@ def test_the_matrix_by_processes(
     )
 
 
-def test_the_matrix_alone(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_matrix_alone(capsys: pytest.CaptureFixture[str]) -> None:
     """An allocation an operand; each case is named before it runs, so that a checker's finding has
     its case."""
     given = [
@@ -62,21 +54,19 @@ def test_the_matrix_alone(script: Any, capsys: pytest.CaptureFixture[str]) -> No
         "--separate",
         "--verbose",
     ]
-    assert script.main(given) == 0
+    assert parity_h200.main(given) == 0
     names = [c.name for c in matrix("f64-t") if c.operation == "gemm"]
     out = capsys.readouterr().out.splitlines()
     assert out[1] == f"{len(names)} cases" and out[2 : 2 + len(names)] == names
     assert out[-1].startswith(f"{{'passed': {len(names)}}} in ")
 
 
-def test_cases_of_many_tiles_are_for_checkers(
-    script: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cases_of_many_tiles_are_for_checkers(capsys: pytest.CaptureFixture[str]) -> None:
     name = "attention-f16-64-causal-many-tiles-masked"
     given = ["--device", "numpy:0", "--filter", name, "--many-tiles"]
-    assert script.main([*given, "--separate", "--verbose"]) == 0
+    assert parity_h200.main([*given, "--separate", "--verbose"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[1:3] == ["1 cases", name] and out[-1].startswith("{'passed': 1} in ")
     with pytest.raises(SystemExit):
-        script.main(given)
+        parity_h200.main(given)
     assert "--many-tiles is for --separate" in capsys.readouterr().err

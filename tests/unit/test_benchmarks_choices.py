@@ -13,33 +13,17 @@ from kernelseam.dispatch import select
 from kernelseam.samples.common import UNFUSED
 
 torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' clock and memory")
-ROOT = Path(__file__).parents[2]
+from benchmarks.comparing import choices, drawing  # noqa: E402
+from benchmarks.comparing.clocks import HostClock  # noqa: E402
+from benchmarks.comparing.rows import Session  # noqa: E402
 
 
 @pytest.fixture
-def choices(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.comparing import choices
-
-    return choices
-
-
-@pytest.fixture
-def session(choices: Any) -> Any:
-    from benchmarks.comparing.clocks import HostClock
-    from benchmarks.comparing.rows import Session
-
+def session() -> Any:
     return Session("cpu", HostClock())
 
 
-@pytest.fixture
-def drawing(choices: Any) -> Any:
-    from benchmarks.comparing import drawing
-
-    return drawing
-
-
-def test_a_seeds_problems_are_the_same_and_bounded(drawing: Any) -> None:
+def test_a_seeds_problems_are_the_same_and_bounded() -> None:
     drawn = drawing.drawn((), 100, 3)
     assert drawn == drawing.drawn(drawing.KINDS, 100, 3)
     assert drawn[:50] == drawing.drawn((), 50, 3)
@@ -55,7 +39,7 @@ def test_a_seeds_problems_are_the_same_and_bounded(drawing: Any) -> None:
 
 
 def test_rows_of_any_spec(
-    drawing: Any, session: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Named by seed and number, whatever the count; each kind's extents and options vary, and
     dispatch takes each on a Hopper device that is not here."""
@@ -83,9 +67,7 @@ def test_rows_of_any_spec(
     assert listed == [f"drawn/{r.name}" for r in drawing.drawn_rows(["gemm"], 9, 3)]
 
 
-def test_every_tile_of_an_arch_is_asked(
-    choices: Any, drawing: Any, session: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_tile_of_an_arch_is_asked(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a Hopper device that is not here: the choice, then other implementations and tiles that
     are not predicted to take more than BEYOND times as long."""
     device = absent.product("sm_90a")
@@ -104,12 +86,12 @@ def test_every_tile_of_an_arch_is_asked(
     assert set(choices.Question.of(row, session).others) < set(question.others)
 
 
-def test_gradients_are_asked_of_their_own_problem(choices: Any, drawing: Any, session: Any) -> None:
+def test_gradients_are_asked_of_their_own_problem(session: Any) -> None:
     row = drawing.BackwardRow(1, 2, 32, 64)
     assert choices.Question.of(row, session).problem.operation == "attention_bwd"
 
 
-def test_a_record_on_the_host(choices: Any, drawing: Any, session: Any) -> None:
+def test_a_record_on_the_host(session: Any) -> None:
     with torch.no_grad():
         record = choices.answered(
             choices.Question.of(drawing.GemmRow("gemm", 2, 8, 16, 24, "float32"), session), session
@@ -120,7 +102,7 @@ def test_a_record_on_the_host(choices: Any, drawing: Any, session: Any) -> None:
     assert choices.line(record).startswith("   0.0 %  gemm/2 × 8×16×24 f32 NN: numpy ")
 
 
-def test_regret_and_summary(choices: Any) -> None:
+def test_regret_and_summary() -> None:
     def timed(name: str, us: float) -> Any:
         return choices.Timed(name, "ours", name, {choices.BACK_TO_BACK: [us, us, us]})
 
@@ -140,7 +122,7 @@ def test_regret_and_summary(choices: Any) -> None:
 
 
 def test_todays_choices_by_the_times_of_an_earlier_run(
-    choices: Any, drawing: Any, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tile that dispatch takes comes first; one that was not measured is no regret of 0."""
     from benchmarks.comparing import command, running

@@ -11,16 +11,9 @@ from typing import Any
 import pytest
 from kernelseam.contract import SourceBundle
 
+from benchmarks import first_call
+
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def first_call(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, imported from the root."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    import benchmarks.first_call as found
-
-    return found
 
 
 class Compiler:
@@ -42,7 +35,7 @@ class Compiler:
         return kernel
 
 
-def test_phases_of_the_compiler_are_added_up(first_call: Any, tmp_path: Path) -> None:
+def test_phases_of_the_compiler_are_added_up(tmp_path: Path) -> None:
     laps, toolchain = first_call.Laps(), Compiler()
     first_call.observe(toolchain, laps, tmp_path)
     for _ in range(2):
@@ -52,7 +45,7 @@ def test_phases_of_the_compiler_are_added_up(first_call: Any, tmp_path: Path) ->
     assert 0 <= laps.seconds["loading"] < 1
 
 
-def test_the_table_leaves_torch_out_of_what_is_ours(first_call: Any) -> None:
+def test_the_table_leaves_torch_out_of_what_is_ours() -> None:
     stages = {"import torch": 2.0, "context": 0.5, "import": 0.25, "ptxas": 1.0, "rest": 0.125}
     lines = first_call.table([("forward, cache empty", stages), ("torch", {"rest": 0.09})])
     assert lines.splitlines() == [
@@ -64,7 +57,7 @@ def test_the_table_leaves_torch_out_of_what_is_ours(first_call: Any) -> None:
 
 
 @pytest.mark.slow("compiles in fresh processes")
-def test_up_to_the_binary(first_call: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_to_the_binary(capsys: pytest.CaptureFixture[str]) -> None:
     assert first_call.main(["--arch", "H200"]) == 0
     empty, full = capsys.readouterr().out.splitlines()[2:4]
     assert empty.count("|") == full.count("|") == 10 and full.count("|  ") == 3, json.dumps(full)

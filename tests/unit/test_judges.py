@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="torch is missing: the judges' formulas are its")
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def judging(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package, imported from the root."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    import benchmarks.judging.command  # noqa: F401
-    from benchmarks import judging as found
-
-    return found
+from benchmarks import judging  # noqa: E402
+from benchmarks.judging import command  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -27,18 +16,18 @@ def judging(monkeypatch: pytest.MonkeyPatch) -> Any:
     [("flash-attention", 200_000, 19), ("torch", 10_000, 5), ("onnx", 10_000, 8)]
     + [("attention-gym", 100_000, 6)],
 )
-def test_a_sample_passes(judging: Any, judge: str, most: int, step: int) -> None:
-    cases = [c for c in judging.command.JUDGES[judge][1]() if c.elements <= most][::step]
+def test_a_sample_passes(judge: str, most: int, step: int) -> None:
+    cases = [c for c in command.JUDGES[judge][1]() if c.elements <= most][::step]
     assert len(cases) >= 5
     assert [(c.name, why) for c in cases if (why := judging.case.verdict(c))] == []
 
 
-def test_names_are_of_one_case_each(judging: Any) -> None:
-    names = [c.name for _, cases in judging.command.JUDGES.values() for c in cases()]
+def test_names_are_of_one_case_each() -> None:
+    names = [c.name for _, cases in command.JUDGES.values() for c in cases()]
     assert len(names) == len(set(names)) == 782
 
 
-def test_another_formula_fails(judging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_formula_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale that is a hundredth off, a key too many, a gradient that is not had."""
     (case,) = [c for c in judging.onnx.cases() if c.name == "test_attention_4d"]
     computed = judging.case.computed
@@ -54,8 +43,7 @@ def test_another_formula_fails(judging: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert "InvalidValue: softcap" in (with_other(softcap=-1.0) or "")
 
 
-def test_the_page_counts_and_names_failures(judging: Any) -> None:
-    command = judging.command
+def test_the_page_counts_and_names_failures() -> None:
     cases = list(judging.onnx.cases())[:3]
     found = [command.Outcome("onnx", c, None if i else "a | b\nc") for i, c in enumerate(cases)]
     lines = command.page(found).splitlines()

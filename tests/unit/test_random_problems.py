@@ -32,26 +32,12 @@ from kernelseam.samples.gemm_case import GemmCase
 from kernelseam.samples.operations import operands
 from kernelseam.samples.projection_case import ProjectionCase
 
-
-@pytest.fixture(scope="module")
-def drawing() -> Any:
-    from benchmarks import drawing
-
-    return drawing
-
-
-@pytest.fixture
-def random_problems(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script; workers find it, too."""
-    from benchmarks import random_problems
-
-    return random_problems
-
+from benchmarks import drawing, random_problems
 
 FAMILIES = ("attention", "products")
 
 
-def _drawn(drawing: Any, family: str, seed: int, count: int) -> list[Case]:
+def _drawn(family: str, seed: int, count: int) -> list[Case]:
     kinds = drawing.FAMILIES[family].kinds(np.random.default_rng(seed), 60)
     return [
         kinds[i % 60].draw(f"random-{seed}-{i}", np.random.default_rng((seed, i)))
@@ -59,7 +45,7 @@ def _drawn(drawing: Any, family: str, seed: int, count: int) -> list[Case]:
     ]
 
 
-def test_the_kinds_cover_operations_views_and_options(drawing: Any) -> None:
+def test_the_kinds_cover_operations_views_and_options() -> None:
     kinds = drawing.attention.kinds(np.random.default_rng(0), 60)
     assert len(set(kinds)) == 60
     assert {k.operation for k in kinds} == {"attention", "attention_bwd", "merge_states"}
@@ -76,7 +62,7 @@ def test_the_kinds_cover_operations_views_and_options(drawing: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
+def test_few_kinds_cover_products(seed: int) -> None:
     kinds = drawing.products.kinds(np.random.default_rng(seed), 40)
     assert len(set(kinds)) == 40
     gemms = [k for k in kinds if k.operation == "gemm"]
@@ -103,7 +89,7 @@ def test_few_kinds_cover_products(drawing: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_options_of_a_spec_are_drawn(drawing: Any, family: str) -> None:
+def test_options_of_a_spec_are_drawn(family: str) -> None:
     """Every option that a descriptor of the family has."""
     kinds = drawing.FAMILIES[family].kinds(np.random.default_rng(0), 400)
     if family == "products":
@@ -118,7 +104,7 @@ def test_options_of_a_spec_are_drawn(drawing: Any, family: str) -> None:
     assert {k.scales for k in forwards} == {"", "tensor", "heads", "entries", "blocks"}
     assert {k.query_blocks for k in forwards} == {k.latent for k in forwards} == {True, False}
     assert {k.lse for k in kinds if k.operation == "merge_states"} == {True, False}
-    cases = [c for c in _drawn(drawing, family, 0, 1200) if isinstance(c, AttentionCase)]
+    cases = [c for c in _drawn(family, 0, 1200) if isinstance(c, AttentionCase)]
     kinds_of_data = {"normal", "extreme", "climbing", "falling", "holes", "voids", "faint"}
     assert {c.data for c in cases} == kinds_of_data
     assert {c.bias_data for c in cases if c.bias} >= {"normal", "holes", "voids", "low", "lowest"}
@@ -128,13 +114,13 @@ def test_options_of_a_spec_are_drawn(drawing: Any, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_problem_is_its_number_s_alone(drawing: Any, family: str) -> None:
-    first, again, other = (_drawn(drawing, family, seed, 60) for seed in (1, 1, 2))
+def test_a_problem_is_its_number_s_alone(family: str) -> None:
+    first, again, other = (_drawn(family, seed, 60) for seed in (1, 1, 2))
     assert first == again and first != other
 
 
-def test_problems_are_small_and_ragged(drawing: Any) -> None:
-    cases = _drawn(drawing, "attention", 0, 600)
+def test_problems_are_small_and_ragged() -> None:
+    cases = _drawn("attention", 0, 600)
     forwards = [c.forward if isinstance(c, BackwardCase) else c for c in cases]
     actual = [c for c in forwards if isinstance(c, AttentionCase)]
     assert max(c.batch * c.num_heads for c in actual) <= drawing.attention.MOST_HEADS
@@ -144,8 +130,8 @@ def test_problems_are_small_and_ragged(drawing: Any) -> None:
     assert any(c.S_q % 16 and c.S_k % 16 for c in actual) and any(c.S_q == 1 for c in actual)
 
 
-def test_products_are_of_every_size(drawing: Any) -> None:
-    cases = _drawn(drawing, "products", 0, 1000)
+def test_products_are_of_every_size() -> None:
+    cases = _drawn("products", 0, 1000)
     gemms = [c for c in cases if isinstance(c, GemmCase)]
     projections = [c for c in cases if isinstance(c, ProjectionCase)]
     assert max(c.batch * c.num_heads for c in gemms if max(c.M, c.N) <= 20) > 1000, (
@@ -194,10 +180,10 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_reference_computes_them(drawing: Any, family: str) -> None:
+def test_the_reference_computes_them(family: str) -> None:
     device = plugins().backend("numpy").runtime.devices()[0]
     drawn = SpecOption(0)
-    for case in _drawn(drawing, family, 5, 60):
+    for case in _drawn(family, 5, 60):
         run_case(case, Target(device, "numpy", case.operation, builtin=True)).require()
         if case.operation == "attention":
             drawn |= operands.problem_of(case, HostRuntime(), device).spec.options
@@ -207,9 +193,9 @@ def test_the_reference_computes_them(drawing: Any, family: str) -> None:
     assert family == "products" or not SUPPORTED & ~(drawn | elsewhere)
 
 
-def test_what_is_no_operand_of_a_product_is_nan(drawing: Any) -> None:
+def test_what_is_no_operand_of_a_product_is_nan() -> None:
     between = 0
-    for case in _drawn(drawing, "products", 1, 120):
+    for case in _drawn("products", 1, 120):
         before = prepare(case)
         inputs = set(operands.values(case))
         blank = {
@@ -237,11 +223,11 @@ def _whole(case: AttentionCase, name: str, placement: Placement) -> tuple[str, t
     return "lengths", (case.batch, heads, most, width)
 
 
-def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
+def test_what_belongs_to_no_sequence_is_nan() -> None:
     """Rows beyond a sequence, a length or the end of a page, and pages that no table names: a read
     there shows."""
     beyond = dict.fromkeys(("packed", "paged", "lengths"), 0)
-    for case in _drawn(drawing, "attention", 1, 200):
+    for case in _drawn("attention", 1, 200):
         forward = case.forward if isinstance(case, BackwardCase) else case
         if not isinstance(forward, AttentionCase):
             continue
@@ -265,9 +251,7 @@ def test_what_belongs_to_no_sequence_is_nan(drawing: Any) -> None:
     assert min(beyond.values()) > 1000, beyond
 
 
-def test_the_script(
-    random_problems: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
     whose = ["--family", "products", "--device", "numpy:0"]
     given = [*whose, "--problems", "15", "--specs", "12", "--seed", "3", "--json", str(file)]
@@ -291,7 +275,6 @@ def test_the_script(
 
 
 def test_the_script_names_what_fails(
-    random_problems: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

@@ -3,7 +3,6 @@ real results."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -20,6 +19,7 @@ from kernelseam.errors import DeviceError, InvalidValue, UnknownName
 
 pytest.importorskip("kernelseam_rocm_emulator", reason="kernelseam-rocm-emulator is not installed")
 import amdelf  # noqa: E402
+import emulated_parity as page  # noqa: E402
 import fake_emulator as fake  # noqa: E402
 from kernelseam_rocm import archs, emulator, plugin  # noqa: E402
 from kernelseam_rocm.blas import HipBlasGemm  # noqa: E402
@@ -347,14 +347,7 @@ def test_parity_of_factors_of_8_bits(name: str, arch: str) -> None:
     assert outcome.refusal is None
 
 
-@pytest.fixture
-def page(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module that makes the page."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
-    return importlib.import_module("emulated_parity")
-
-
-def test_the_cases_of_the_page_exist(page: Any) -> None:
+def test_the_cases_of_the_page_exist() -> None:
     chosen = [(name, group.implementation) for group in page.GROUPS for name in group.cases]
     assert {name for name, _ in chosen} <= set(page.cases()) and len(set(chosen)) == len(chosen)
     text = page.PAGE.read_text(encoding="utf-8")
@@ -381,7 +374,7 @@ def test_the_cases_of_the_page_exist(page: Any) -> None:
             assert f"| {arch} | {what} | {n} | {n} |" in text, "every case passed"
 
 
-def test_what_the_page_covers_of_attention(page: Any) -> None:
+def test_what_the_page_covers_of_attention() -> None:
     """Every view, every option, every dtype and both roles of few queries, forward and backward."""
     from kernelseam.samples.attention_bwd_case import BackwardCase
     from kernelseam.samples.attention_case import AttentionCase
@@ -426,7 +419,7 @@ def test_what_the_page_covers_of_attention(page: Any) -> None:
     assert {c.deterministic for c in gradients} == {True, False}
 
 
-def test_what_the_page_covers_of_products(page: Any) -> None:
+def test_what_the_page_covers_of_products() -> None:
     """What a GEMM adds and sums, and both projections both ways."""
     from kernelseam.samples.gemm_case import GemmCase
     from kernelseam.samples.projection_case import ProjectionCase
@@ -468,7 +461,7 @@ def test_what_the_page_covers_of_products(page: Any) -> None:
 
 
 @pytest.mark.parametrize("device", devices(0, 2**30), ids=str)
-def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> None:
+def test_the_page_covers_blocks_of_several_tiles(device: Device) -> None:
     from kernelseam.kernels import COMPOSITIONS
     from kernelseam.samples.operations.operands import describe, layout
 
@@ -509,9 +502,7 @@ def test_the_page_covers_blocks_of_several_tiles(page: Any, device: Device) -> N
     }
 
 
-def test_a_part_of_the_page_is_run_by_name(
-    page: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_part_of_the_page_is_run_by_name(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert page.chosen(()) is page.GROUPS
     actual = page.chosen(("*pages-48*", "attention-bwd-f16-80v64"))
     assert [(g.about, g.cases) for g in actual] == [
