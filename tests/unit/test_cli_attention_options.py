@@ -301,7 +301,7 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
             "--return-lse = given: gradients take it in any case. Leave it out.",
         ),
         (("--any-order",), "--any-order = given: it is about gradients. Give --backward too."),
-        (("--prefix", 3), "--prefix = 3: every key is seen anyway. Give --causal or --window too."),
+        (("--prefix", 0), "--prefix = 0: every key is seen anyway. Give --causal or --window too."),
         (
             ("--window", "3"),
             "--window = 3: must be LEFT,RIGHT. For example 127,0; a side left out has no bound.",

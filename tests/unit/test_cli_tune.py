@@ -228,6 +228,10 @@ def test_operands_that_are_none(refused: Callable[..., None]) -> None:
             "--rotary = pairs: is for --kind qkv. Leave it out.",
         ),
         (("projection", "--residual"), "--residual = True: is for --kind output. Leave it out."),
+        (
+            ("projection", "--kind", "output", "--kv-heads", "0"),
+            "--kv-heads = 0: is for --kind qkv. Leave it out.",
+        ),
         (("projection", "--varlen"), "--varlen = True: is of pages. Give --paged too."),
         (
             ("projection", "--kind", "output", "--paged"),

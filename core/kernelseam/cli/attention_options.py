@@ -158,28 +158,12 @@ class AttentionOptions(ScoreNumbers):
         if self.kv_scales is not None:
             shapes.one_of("--kv-scales", self.kv_scales, "tensor", "heads", "entries", "blocks")
         refused = {
-            "--page-size": (
-                self.page_size is not None and not self.paged,
-                "it is that of pages",
-                "Give --paged too",
-            ),
-            "--shared-pages": (
-                self.shared_pages is not None and not self.paged,
-                "they are pages",
-                "Give --paged too",
-            ),
-            "--block-mask": (
-                self.block_mask is not None and self.mask_mod is None,
-                "it is how --mask-mod is given",
-                "Give it too",
-            ),
-            "--latent": (
-                self.latent and self.backward,
-                "it has no gradients",
-                "Leave one of the two out",
-            ),
+            "--page-size": (not self.paged, "it is that of pages", "Give --paged too"),
+            "--shared-pages": (not self.paged, "they are pages", "Give --paged too"),
+            "--block-mask": (self.mask_mod is None, "it is how --mask-mod is given", "Give it too"),
+            "--latent": (self.backward, "it has no gradients", "Leave one of the two out"),
             "--kv-lengths": (
-                self.kv_lengths and self.varlen and not self.paged,
+                self.varlen and not self.paged,
                 "the sequences of --varlen have lengths of their own",
                 "Give one of the two",
             ),
@@ -188,56 +172,42 @@ class AttentionOptions(ScoreNumbers):
                 "the rows of --varlen lie in one order",
                 "Leave it out",
             ),
-            "--backward": (
-                self.backward and self.paged,
-                "pages have no gradients",
-                "Leave --paged out",
-            ),
+            "--backward": (self.paged, "pages have no gradients", "Leave --paged out"),
             "--kv-dtype": (
-                self.kv_dtype is not None and self.backward,
+                self.backward,
                 "keys and values of 8 bits have no gradients",
                 "Leave one of the two out",
             ),
             "--q-dtype": (
-                self.q_dtype is not None and (self.backward or self.kv_dtype is not None),
+                self.backward or self.kv_dtype is not None,
                 "queries, keys and values of 8 bits share their dtype and have no gradients",
                 "Leave --backward and --kv-dtype out",
             ),
             "--kv-scales": (
-                self.kv_scales is not None and self.kv_dtype is None and self.q_dtype is None,
+                self.kv_dtype is None and self.q_dtype is None,
                 "scales are for keys and values of 8 bits",
                 "Give --kv-dtype too",
             ),
-            "--scale-block": (
-                (self.scale_block is not None) != (self.kv_scales == "blocks"),
-                "blocks of keys have scales with --kv-scales blocks",
-                "Give both or neither",
-            ),
             "--row-scale-block": (
-                self.row_scale_block is not None and not (self.latent and self.kv_dtype),
+                not (self.latent and self.kv_dtype),
                 "scales lie in the rows of latent keys of 8 bits",
                 "Give --latent and --kv-dtype too",
             ),
-            "--any-order": (
-                self.any_order and not self.backward,
-                "it is about gradients",
-                "Give --backward too",
-            ),
-            "--return-lse": (
-                self.return_lse and self.backward,
-                "gradients take it in any case",
-                "Leave it out",
-            ),
+            "--any-order": (not self.backward, "it is about gradients", "Give --backward too"),
+            "--return-lse": (self.backward, "gradients take it in any case", "Leave it out"),
             "--prefix": (
-                self.prefix is not None and not self.causal and self.window is None,
+                not self.causal and self.window is None,
                 "every key is seen anyway",
                 "Give --causal or --window too",
             ),
         }
         for option, (wrong, rule, remedy) in refused.items():
-            if wrong:
-                value = getattr(self, option.removeprefix("--").replace("-", "_"))
+            value = getattr(self, option.removeprefix("--").replace("-", "_"))
+            if wrong and shapes.given(value):
                 raise InvalidValue(option, "given" if value is True else value, rule, remedy)
+        if (self.scale_block is not None) != (self.kv_scales == "blocks"):
+            rule = "blocks of keys have scales with --kv-scales blocks"
+            raise InvalidValue("--scale-block", self.scale_block, rule, "Give both or neither")
 
     @property
     def changes(self) -> tuple[str, ...]:

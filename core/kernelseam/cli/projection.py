@@ -74,14 +74,14 @@ def projection(
         ("--kv-heads", kv_heads, "qkv"),
         ("--paged", paged, "qkv"),
     ):
-        if value not in (None, False) and kind != only:
+        if shapes.given(value) and kind != only:
             raise InvalidValue(option, value, f"is for --kind {only}", "Leave it out")
     for option, value in (
         ("--page-size", page_size),
         ("--kv-dtype", kv_dtype),
         ("--varlen", varlen),
     ):
-        if value not in (None, False) and not paged:
+        if shapes.given(value) and not paged:
             raise InvalidValue(option, value, "is of pages", "Give --paged too")
     heads, head_dim = shapes.default(heads, 8), shapes.default(head_dim, 64)
     of_operands = shapes.dtype_of("float16" if dtype is None else dtype, "dtype")

@@ -186,6 +186,11 @@ def one_of(option: str, value: str, *names: str) -> str:
     return value
 
 
+def given(value: object) -> bool:
+    """Whether an option without a default is on the command line; 0 is."""
+    return value is not None and value is not False
+
+
 def default(value: int | None, otherwise: int) -> int:
     """The value, or what stands for one that is left out."""
     return otherwise if value is None else value
