@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 
 from benchmarks.comparing import attention, rows, running, timing
 from benchmarks.comparing.clocks import HostClock
+from benchmarks.comparing.results import Record
 
 
 @contextmanager
@@ -25,24 +26,27 @@ def host_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[rows.Session]:
         yield rows.Session("cpu", HostClock(), settings, ("numpy", "nosuch"))
 
 
-def measured(session: Any, row: Any) -> tuple[Any, Any, Any]:
+def measured(session: rows.Session, row: Any) -> tuple[Record, rows.Prepared, rows.Contestant]:
     """The row's record, which has no failure; prepared once more, and its first contestant, which
     has run and is right."""
     assert running.compile_ahead([row], session) == [], "the host has nothing to compile"
     record = running.measured(row, session)
     assert not record.failure, record.failure
-    assert record.of("ours")[0].worst <= 1
-    prepared = row.prepare(session)
+    worst = record.of("ours")[0].worst
+    assert worst is not None and worst <= 1
+    prepared: rows.Prepared = row.prepare(session)
     contestant = prepared.contestants[0]
     contestant.run()
+    assert contestant.result is not None
     assert prepared.judge(contestant.result()).worst <= 1
     return record, prepared, contestant
 
 
-def judged(session: Any, row: Any, *shape: int) -> Any:
+def judged(session: rows.Session, row: Any, *shape: int) -> Record:
     """The row's record; its results have this shape, where one is given, and a wrong last element
     is found."""
     record, prepared, contestant = measured(session, row)
+    assert contestant.result is not None
     wrong = contestant.result().clone()
     assert not shape or wrong.shape == shape
     wrong[tuple(n - 1 for n in wrong.shape)] += 1
@@ -50,5 +54,5 @@ def judged(session: Any, row: Any, *shape: int) -> Any:
     return record
 
 
-def attention_row(*problem: Any, **options: Any) -> Any:
+def attention_row(*problem: Any, **options: Any) -> attention.AttentionRow:
     return attention.AttentionRow("attention", *problem, **options)
