@@ -60,7 +60,8 @@ def least_seconds(
             ]
         )
 
-    return min(tiles, key=seconds)
+    known = tuple(tiles)
+    return known[0] if len(known) == 1 else min(known, key=seconds)
 
 
 def forward_work(p: AttentionProblem, tile: AttentionTile, device: Device) -> Work:
