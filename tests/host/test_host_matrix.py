@@ -141,10 +141,16 @@ def test_parity(
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 
 
-@pytest.mark.parametrize("turns", [2, 5])
+@pytest.mark.parametrize("turns", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",
-    ["f16-norm-in-place", "f16-halves-20", "f16-packed-given", "bf16-e4m3-everything"],
+    [
+        "f16-rotary",
+        "f16-norm-in-place",
+        "f16-halves-20",
+        "f16-packed-given",
+        "bf16-e4m3-everything",
+    ],
 )
 def test_heads_of_a_token_one_after_another(
     hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, name: str, turns: int

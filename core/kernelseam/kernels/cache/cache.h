@@ -1,9 +1,10 @@
 // Rows of k and v between tokens and the pages of a cache; to append, normalised (RMS norm), rotated and rounded to e4m3, and q
 // beside them. What is computed stands in PagedCache (descriptors/cache/cache.py).
 //
-// LANES neighbouring lanes have ROW_HEADS heads of q, of k or of v of one token; where something is computed on the way one, and then the next,
-// `turns` in all: the token's place, weights, cosines and sines are found once for them, and a row comes while the one before is
-// computed. A row is chunks of N elements, 16 bytes of the wider type where its rows allow that, else one. A lane has PAIRS pairs
+// LANES neighbouring lanes have ROW_HEADS heads of q, of k or of v of one token; where something is computed on the way one, and then another,
+// `turns` in all, so that in one turn neighbours have neighbouring heads. The token's place, weights, cosines and sines are found once for them,
+// what does not wait for the place before it; one row, or two where there are registers, come while one is computed. A row is chunks of N elements,
+// 16 bytes of the wider type where its rows allow that, else one. A lane has PAIRS pairs
 // of chunks of each row: those that lie half the rotated elements apart, so that both elements of a half-split pair are its own, and of
 // what is not rotated such that neighbouring lanes have neighbouring chunks: a warp reads and writes whole lines. Rows are loaded before
 // their token's place is known. Sums and largest magnitudes of a row go over its lanes by shuffles, in which all lanes of a warp take part.
@@ -130,7 +131,7 @@ template<class X> struct Rows {
   }
 };
 
-struct Place { bool stored; int page, row, position; };  // the position is known of all tokens of sequences
+struct Place { bool stored; int page, row; };
 
 // Where tokens lie.
 struct Places {
@@ -182,30 +183,35 @@ struct Places {
     }
   }
 
-  KS_DEVICE Place of(int batch, int s, int first, int last) const {
-    int entry = batch, position = s;
+  // A token's sequence, -1 where it is of none, and its position in it.
+  struct Token { int entry, position; };
+  KS_DEVICE Token token(int batch, int s, int first, int last) const {
+    Token found{batch, s};
     if (Config::PACKED) {
       const Sequence sequence = sequence_of(s, first, last);
-      entry = sequence.entry;
-      if (entry < 0) return {};
-      position = s + sequence.shift;
+      found = {sequence.entry, sequence.entry < 0 ? 0 : s + sequence.shift};
     } else if (Config::POSITION == LENGTHS && Config::DIRECTION == APPEND) {
-      position = lengths[entry] + s - S;
+      found.position = lengths[batch] + s - S;
     }
-    if (Config::POSITION == GIVEN) position = positions[batch * positions_batch + s * positions_row];
+    if (Config::POSITION == GIVEN && found.entry >= 0) found.position = positions[batch * positions_batch + s * positions_row];
+    return found;
+  }
+  KS_DEVICE Place of(Token token, int batch, int s) const {
+    const int entry = token.entry, position = token.position;
+    if (Config::PACKED && entry < 0) return {};
     if (Config::SLOTS) {
       const i64 place = batch * slots_batch + s * slots_row;
       const i64 slot = Config::SLOTS == 8 ? ((const i64*)slots)[place] : ((const int*)slots)[place];
-      if (slot < 0 || slot >= (i64)pages * page.d) return {false, 0, 0, position};
+      if (slot < 0 || slot >= (i64)pages * page.d) return {};
       const int number = page.quotient((int)slot);
-      return {true, number, (int)slot - number * page.d, position};
+      return {true, number, (int)slot - number * page.d};
     }
     const bool ends = Config::POSITION == LENGTHS && Config::DIRECTION == GATHER && position >= lengths[entry];
-    if (position < 0 || ends) return {false, 0, 0, position};
+    if (position < 0 || ends) return {};
     const int column = page.quotient(position);
-    if (column >= table_width) return {false, 0, 0, position};
+    if (column >= table_width) return {};
     const int number = table[entry * table_row + column];
-    return {number >= 0 && number < pages, number, position - column * page.d, position};
+    return {number >= 0 && number < pages, number, position - column * page.d};
   }
 };
 
@@ -294,8 +300,9 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
   const int token = groups.quotient(number), own = number - token * groups.d;
   const int batch = tokens.quotient(token), s = token - batch * tokens.d;
   const bool is_query = own < q_groups, is_value = own >= q_groups + kv_groups;
-  const int first = (is_query ? own : is_value ? own - q_groups - kv_groups : own - q_groups) * HEADS * turns, dim = is_value ? DV : D;
-  int heads = min_of((is_query ? num_heads : kv_heads) - first, HEADS * turns);  // that are left
+  const int first = (is_query ? own : is_value ? own - q_groups - kv_groups : own - q_groups) * HEADS, dim = is_value ? DV : D;
+  const int apart = is_query ? q_groups : kv_groups;  // heads between two turns: in one, neighbouring lanes have neighbouring heads
+  int heads = (is_query ? num_heads : kv_heads) - first;  // that are left, of those of other lanes too
   const Rows<T> rows = k.or_if(is_value, v).or_if(is_query, q);
   const Rows<P> pages = k_pages.or_if(is_value, v_pages);
   const Rows<float> scales = k_scales.or_if(is_value, v_scales);
@@ -305,8 +312,23 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
   T* row = rows.at(Config::DIRECTION == COPY ? places.sources[batch] : batch, first, s);
   RowOf<T> x[HEADS];
   if constexpr (Config::DIRECTION != GATHER) load_rows(x, row, rows.head, heads, dim);
+  // The next row comes at once where AHEAD is 2. Of heads that are not there, the last one.
+  constexpr int AHEAD = Config::DIRECTION != APPEND || Config::EXACT ? 0 : Norm::THERE ? 1 : 2;
+  RowOf<T> next;
+  if (AHEAD == 2) {
+    if (heads > apart) row += apart * rows.head;
+    if (turns > 1) load(next, row, dim);
+  }
   const int first_number = own_number - thread_index() % WARP / LANES, last_number = first_number + WARP / LANES - 1;  // of the warp
-  Place place = places.of(batch, s, groups.quotient(min_of(first_number, total - 1)), groups.quotient(min_of(last_number, total - 1)));
+  // What a row needs beside its place is asked for before the place is known.
+  RowOf<Weight> weights_read;
+  if constexpr (Norm::THERE) load(weights_read, is_query ? q_norm : k_norm, D);
+  const Places::Token own_token =
+      places.token(batch, s, groups.quotient(min_of(first_number, total - 1)), groups.quotient(min_of(last_number, total - 1)));
+  const bool rotated = Config::ROTARY != 0 && !is_value;
+  Angles angles;
+  if (rotated) angles.load(rotation, own_token.position);
+  Place place = places.of(own_token, batch, s);
   if (own_number >= total) place.stored = false;
   P* const in_page = pages.at(place.page, first, place.row);
   float* scale = Config::CACHE_SCALES == OF_TOKENS ? scales.at(place.page, first, place.row) : scales.at(0, first, 0);
@@ -337,26 +359,20 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
       if (h < heads) store((T*)in_page + h * pages.head, x[h], dim);
   } else {
     char* to = is_query ? (char*)q_out.at(batch, first, s) : (char*)in_page;
-    const i64 step = is_query ? q_out.head * (int)sizeof(T) : pages.head * (int)sizeof(P);
-    const bool rotated = Config::ROTARY != 0 && !is_value;
-    Angles angles;
-    if (rotated) angles.load(rotation, place.position);
+    const i64 row_step = apart * rows.head, scale_step = apart * scales.head;
+    const i64 step = apart * (is_query ? q_out.head * (int)sizeof(T) : pages.head * (int)sizeof(P));
     Row weights;
-    if constexpr (Norm::THERE) {
-      RowOf<Weight> w;
-      load(w, is_query ? q_norm : k_norm, D);
-      to_floats(weights, w);
-    }
+    if constexpr (Norm::THERE) to_floats(weights, weights_read);
     int stored = !is_query;  // whether a lane of the warp has rows for pages
 #pragma unroll
     for (int m = LANES; m < WARP; m *= 2) stored |= shuffle_xor(stored, m);
-#pragma unroll 1
-    for (int turn = 1;; turn++) {
-      RowOf<T> next;
-      if (heads > 1) row += rows.head;  // of heads that are not there, the last one
-      if (turn < turns) load(next, row, dim);
+    // A row is computed while the one that is AHEAD comes to `to_read`.
+    auto compute = [&](RowOf<T>& read, RowOf<T>& to_read, bool last) {
       Row y;
-      to_floats(y, x[0]);
+      if (AHEAD == 2) to_floats(y, read);
+      if (heads > AHEAD * apart) row += row_step;
+      if (!last) load(to_read, row, dim);
+      if (AHEAD == 1) to_floats(y, read);
       float factor = 1.f;
       if constexpr (Norm::THERE) {
         factor = norm_factor(y, eps);
@@ -377,10 +393,19 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
         if (is_query) store_floats((T*)to, y, D);
         else store_floats((P*)to, y, dim);
       }
+      heads -= apart, to += step, scale += scale_step;
+    };
+#pragma unroll 1
+    for (int turn = 1;; turn += AHEAD) {
+      compute(x[0], AHEAD == 2 ? x[0] : next, turn + AHEAD > turns);
       if (turn == turns) break;
-      heads--, to += step, scale += scales.head;
+      if constexpr (AHEAD == 2) {
+        compute(next, next, turn + 1 + AHEAD > turns);
+        if (turn + 1 == turns) break;
+      } else {
 #pragma unroll
-      for (int j = 0; j < PAIRS; j++) copy(x[0][j][0], next[j][0]), copy(x[0][j][1], next[j][1]);
+        for (int j = 0; j < PAIRS; j++) copy(x[0][j][0], next[j][0]), copy(x[0][j][1], next[j][1]);
+      }
     }
   }
 }
