@@ -20,6 +20,10 @@ KS_DEVICE void barrier_arrive(u32 barrier) {
 KS_DEVICE void barrier_arrive_expect_tx(u32 barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
 }
+// Bytes that the barrier's phase waits for, too; an arrival of the same thread's comes behind.
+KS_DEVICE void barrier_expect_tx(u32 barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" :: "r"(barrier), "r"(bytes) : "memory");
+}
 KS_DEVICE void barrier_wait(u32 barrier, u32 parity) {
   asm volatile("{\n.reg .pred done;\nagain_%=:\n"
                "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"

@@ -213,8 +213,9 @@ struct RowProducts : FewThread {
 };
 
 // Whole rows: all of a page at once by bulk copies of one warp, where they lie together (the others have the queries); else one by one, by
-// cp.async of all warps.
+// cp.async of all warps, and of each tile as many by bulk copies as these bring in its time.
 struct RowProducer : Producer {
+  static constexpr int BULK_PASSES = 1;
   bool together;
 
   KS_DEVICE u32 stage() const { return shared_address(storage.k[state.stage]); }
@@ -266,7 +267,15 @@ struct RowProducer : Producer {
       for (int tile = piece.begin; tile < piece.end; tile++) {
         ring.wait_empty(state);
 #pragma unroll
-        for (int i = 0; i < PASSES; i++) copy_row(stage() + keys.row(i) * ROW_BYTES, keys.at(tile, i), keys.there(tile, i), once);
+        for (int i = 0; i < PASSES; i++) {
+          const u32 to = stage() + keys.row(i) * ROW_BYTES;
+          if (i >= BULK_PASSES || !keys.there(tile, i)) {
+            copy_row(to, keys.at(tile, i), keys.there(tile, i), once);
+          } else if (thread % 8 == 0) {
+            barrier_expect_tx(ring.full(state), ROW_BYTES);
+            bulk_load(to, keys.at(tile, i), ROW_BYTES, ring.full(state), once);
+          }
+        }
         async_copies_arrive(ring.full(state));
         keys.look_up(tile + 1);
         state.advance();
