@@ -134,16 +134,17 @@ template<int KEYS> struct TileScheduler {
       w.batch = (u32)head / (u32)count.kv_heads, w.kv_head = head - w.batch * count.kv_heads;
     }
     const Sequence s = sequences.at(w.batch);
-    const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
-    w.S_q = s.S_q, w.S_k = S_k, w.q_first = s.q_first, w.k_first = s.k_first;
-    if constexpr (!LISTED) w.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
-    const int begin = (u32)band.begin(key, shift) / STEP;
-    const int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
-    w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;
-    w.steps = key < S_k ? max_of(end - begin, 0) * count.head_group : 0;
+    w.S_q = s.S_q, w.S_k = s.S_k, w.q_first = s.q_first, w.k_first = s.k_first;
     if constexpr (LISTED) {
-      const u32* const own = count.of(w.batch, w.tile);
+      const u32* const own = count.of(opaque(w.batch), w.tile);  // else registers are spilled
       w.list = own + 1, w.first = 0, w.stop = own[0], w.steps = w.stop * count.head_group;
+    } else {
+      const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
+      w.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
+      const int begin = (u32)band.begin(key, shift) / STEP;
+      const int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
+      w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;
+      w.steps = key < S_k ? max_of(end - begin, 0) * count.head_group : 0;
     }
     return true;
   }
