@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Answer, Command
 from fakecc import Toolchain
 from gloo_ranks import Ranks, ranks_of
 from kernelseam import compilation, planning, plugins
@@ -71,14 +72,14 @@ def command(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     discovered: Callable[..., Any],
-) -> Callable[..., tuple[int, str, str]]:
+) -> Command:
     """``command(*arguments)`` → (exit status, standard output, standard error), on the host; Acme
     is there, too."""
     discovered("kernelseam_thirdvendor")
     monkeypatch.setenv("KERNELSEAM_BACKEND", "numpy")
     monkeypatch.setattr(progress, "PATIENCE", 3600)  # a machine may be busy
 
-    def run(*arguments: object) -> tuple[int, str, str]:
+    def run(*arguments: object) -> Answer:
         with pytest.raises(SystemExit) as ended:
             main([str(a) for a in arguments])
         return int(ended.value.code or 0), *capsys.readouterr()

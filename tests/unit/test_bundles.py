@@ -14,6 +14,7 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from command_line import Command
 from kernelseam import compilation
 from kernelseam.bundling import WheelName, collect, read_trace, write_wheel
 from kernelseam.cli.main import main
@@ -25,7 +26,6 @@ from kernelseam.launch_trace import TracedProblem
 from kernelseam.plugins import discover, plugins
 
 Refused = Callable[[str, Callable[[], object]], None]
-Command = Callable[..., tuple[int, str, str]]
 
 
 def vendor(backend: str, compiler: str) -> Toolchain:

@@ -3,15 +3,13 @@ the host."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Command, parsed
 
-Command = Callable[..., tuple[int, str, str]]
 MINILM = Path(__file__).parents[2] / "examples" / "data" / "minilm_attention.npz"
 SMALL = (
     "--batch",
@@ -62,12 +60,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 CALLED = {"causal window": "window", "bias of q's": "bias"}
 """What the problem is called where that is not the name above."""
-
-
-def parsed(answer: tuple[int, str, str], status: int = 0) -> dict[str, Any]:
-    assert answer[0] == status, answer[2]
-    found: dict[str, Any] = json.loads(answer[1])
-    return found
 
 
 @pytest.mark.parametrize("name", OPTIONS)

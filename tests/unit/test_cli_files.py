@@ -8,18 +8,17 @@ import pickle
 import struct
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Command
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kernelseam.cli.attention_files import read_inputs
 from kernelseam.errors import InvalidValue
 
-Command = Callable[..., tuple[int, str, str]]
 SHAPE = (1, 2, 3, 4)
 
 

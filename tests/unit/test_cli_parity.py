@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Command
 from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import DeviceError
@@ -21,8 +22,6 @@ from kernelseam.parity.running.stages import Computed
 from kernelseam.samples.case import Case
 from kernelseam_thirdvendor.gemm import AcmeGemm
 from kernelseam_thirdvendor.runtime import AcmeRuntime
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture

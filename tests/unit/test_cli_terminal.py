@@ -11,16 +11,15 @@ import struct
 import sys
 import termios
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import Command
 from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.cli.output import lines_of
 
-Command = Callable[..., tuple[int, str, str]]
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Command, parsed
 from kernelseam import BatchedGemmStrided
 from kernelseam.tuning import tune
 
-Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--m", 16, "--n", 16, "--k", 16)
 
 
@@ -28,12 +28,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     from kernelseam import tuning
 
     monkeypatch.setattr(tuning, "ROUND_SECONDS", 1e-5)
-
-
-def parsed(result: tuple[int, str, str]) -> Any:
-    status, out, err = result
-    assert (status, err) == (0, ""), err
-    return json.loads(out)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ explain``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from command_line import Command
 from kernelseam import Attention, AttentionBwd
 from kernelseam.contract import LaunchRecord
 from kernelseam.kernels import KernelImplementation, shared_implementations
@@ -16,7 +16,6 @@ pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed"
 from h200_rows import H200, HOPPER  # noqa: E402
 from kernelseam_cuda.plugin import backend  # noqa: E402
 
-Command = Callable[..., tuple[int, str, str]]
 CUDA = backend()
 assert CUDA.toolchain is not None
 IMPLEMENTATIONS: dict[tuple[str, str], Any] = {
