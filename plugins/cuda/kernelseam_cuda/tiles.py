@@ -367,7 +367,7 @@ GEMV = (
         *(False, 8, 4, 256, 8),
         latency=1.9e-7,
         block_seconds=1.4e-7,
-        step_seconds=1.6e-7,
+        step_seconds=3.3e-7,
         wave_seconds=3.5e-7,
     ),
     GemvTile(
@@ -375,8 +375,17 @@ GEMV = (
         most_ahead=2,
         latency=2.8e-7,
         block_seconds=1.3e-6,
-        step_seconds=8.7e-8,
+        step_seconds=5.5e-7,
         wave_seconds=3.5e-7,
+    ),
+    GemvTile(  # of few columns and a long sum: twice as many blocks
+        *(False, 4, 4, 512, 16, True),
+        most_ahead=2,
+        latency=2.8e-7,
+        block_seconds=1.3e-6,
+        step_seconds=3.5e-7,
+        wave_seconds=3.5e-7,
+        dtypes=_SINGLE,
     ),
 )
 
