@@ -127,7 +127,7 @@ GEMM_CONSTANTS: dict[str, int | str] = {
     "GROUP_ROWS": 8,
     "SHARED_A": 0,
     "SPLIT": 1,
-    "TAIL_PARTS": 0,
+    "TAIL_SLICES": 0,
     "ADDS_UP": 0,
     "BUFFERS": 2,
     "POINTERS": 1,

@@ -25,13 +25,13 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* ends, const int* rows, i64* out)
   GroupTable table;
   for (int g = 0; g <= n[6] && HAS_TABLE; g++) table.rows[g] = rows[g];
   for (int first = 0; first < n[9]; first++) {
-    const GroupScheduler scheduler(order, groups, table, (int)n[9], (int)n[10]);
+    const GroupScheduler scheduler(order, groups, table, (int)n[9], first, (int)n[10]);
     for (int t = first; t < scheduler.total; t += n[9])
-      for (int rank = 0; rank < Config::CLUSTER; rank++, out += 9) {
+      for (int rank = 0; rank < Config::CLUSTER; rank++, out += 10) {
         const TileCoord p = scheduler.tile(t, rank);
         const int found[] = {t,       p.row, p.column, p.matrix, p.batch,
-                             p.begin, p.end, p.part,   p.parts};
-        for (int i = 0; i < 9; i++) out[i] = found[i];
+                             p.begin, p.end, p.first,  p.slices, p.before};
+        for (int i = 0; i < 10; i++) out[i] = found[i];
       }
   }
 }"""
@@ -45,13 +45,14 @@ def walked(
     cluster: int,
     blocks: int,
     change: Change,
-    tail_parts: int = 0,
+    slices: int = SLICES,
+    fewest: int = 0,
 ) -> list[tuple[int, ...]]:
-    """(tile, row, column, matrix, batch, begin, end, part, parts) in the order in which ``blocks``
-    take them."""
+    """(tile, row, column, matrix, batch, begin, end, first slice, slices, blocks before) in the
+    order in which ``blocks`` take them, one after the other."""
     columns = -(-N // BN)
     table = [0, *accumulate(-(-n // (BM * cluster)) for n in sizes)]
-    return _walked(1, cluster, change, columns, blocks, [*accumulate(sizes)], table, tail_parts)
+    return _walked(1, cluster, change, columns, blocks, [*accumulate(sizes)], table, slices, fewest)
 
 
 def walked_columns(
@@ -73,19 +74,20 @@ def _walked(
     blocks: int,
     ends: list[int],
     table: list[int],
-    tail_parts: int = 0,
+    slices: int = SLICES,
+    fewest: int = 0,
 ) -> list[tuple[int, ...]]:
     """``across``: tiles in a row, or in a column."""
     dividers = [x for d in (across, 8 * across) for x in (d, *divider(d))]
-    given = [*dividers, len(ends), ends[-1] + 9, 0, blocks, SLICES]
-    most = (table[-1] * across + blocks * tail_parts) * cluster
-    out = np.full((most + 1, 9), -1, np.int64)
-    _run(grouped, cluster, change, tail_parts, given, ends, table, out)
+    given = [*dividers, len(ends), ends[-1] + 9, 0, blocks, slices]
+    most = (table[-1] * across + 3 * blocks * bool(fewest)) * cluster
+    out = np.full((most + 1, 10), -1, np.int64)
+    _run(grouped, cluster, change, fewest, given, ends, table, out)
     assert (out[-1] == -1).all()
     return [tuple(int(x) for x in row) for row in out if row[0] >= 0]
 
 
-def _run(grouped: int, cluster: int, change: Change, tail_parts: int, *arrays: Any) -> None:
+def _run(grouped: int, cluster: int, change: Change, fewest: int, *arrays: Any) -> None:
     constants = {
         **NOT_GROUPED,
         "GROUPED": grouped,
@@ -94,7 +96,7 @@ def _run(grouped: int, cluster: int, change: Change, tail_parts: int, *arrays: A
         "CLUSTER": cluster,
         "GROUP_ROWS": 8,
         "SHARED_A": 0,
-        "TAIL_PARTS": tail_parts,
+        "TAIL_SLICES": fewest,
         "T": "bf16",
         "TC": "bf16",
     }
@@ -111,11 +113,11 @@ LISTED: tuple[Product, ...] = (
 
 
 def walked_list(cluster: int, blocks: int, change: Change) -> list[tuple[int, ...]]:
-    """(tile, row, column, matrix, batch, K, M, 0, 0) in the order in which ``blocks`` take them."""
+    """(tile, row, column, matrix, batch, K, M, 0, 0, 0) in the order in which blocks take them."""
     counts = [-(-m // (BM * cluster)) * -(-n // BN) for m, n, _ in LISTED]
     table = [0, *accumulate(counts)]
     given = [*[1, *divider(1)] * 2, len(LISTED), 0, 0, blocks, SLICES]
-    out = np.full((table[-1] * cluster + 1, 9), -1, np.int64)
+    out = np.full((table[-1] * cluster + 1, 10), -1, np.int64)
     numbers = [x for product in LISTED for x in (*product, 1, 1, 1)]
     _run(4, cluster, change, 0, given, numbers, table, out)
     assert (out[-1] == -1).all()
@@ -123,9 +125,9 @@ def walked_list(cluster: int, blocks: int, change: Change) -> list[tuple[int, ..
 
 
 def expected_list(cluster: int) -> set[tuple[int, ...]]:
-    """Of every tile (row, column, matrix, batch, K, M, 0, 0): maps have one matrix, number 0."""
+    """Of every tile (row, column, matrix, batch, K, M, 0, 0, 0): maps have one matrix, number 0."""
     return {
-        (i * BM, j, g, 0, k, m, 0, 0)
+        (i * BM, j, g, 0, k, m, 0, 0, 0)
         for g, (m, n, k) in enumerate(LISTED)
         for i in range(-(-m // (BM * cluster)) * cluster)
         for j in range(0, n, BN)
@@ -142,12 +144,12 @@ def test_every_tile_of_a_list_once(cluster: int, blocks: int) -> None:
 
 
 def expected(sizes: tuple[int, ...], N: int, cluster: int) -> set[tuple[int, ...]]:
-    """(row, column, matrix, batch, begin, end, 0, 0) of every tile, also in a cluster's rest."""
+    """(row, column, matrix, batch, begin, end, 0, 0, 0) of every tile, also in a cluster's rest."""
     tiles, begin = set(), 0
     for g, n in enumerate(sizes):
         rows = -(-n // (BM * cluster)) * cluster
         tiles |= {
-            (begin + i * BM, j, g, g, begin, begin + n, 0, 0)
+            (begin + i * BM, j, g, g, begin, begin + n, 0, 0, 0)
             for i in range(rows)
             for j in range(0, N, BN)
         }
@@ -191,7 +193,7 @@ def test_every_tile_along_n_once(sizes: tuple[int, ...], M: int, cluster: int, b
     for g, n in enumerate(sizes):
         first = begin // 8 * 8
         tiles |= {
-            (i, j, g, g, begin, begin + n, 0, 0)
+            (i, j, g, g, begin, begin + n, 0, 0, 0)
             for i in range(0, -(-M // (BM * cluster)) * cluster * BM, BM)
             for j in range(first, begin + n, BN)
             if n
@@ -201,24 +203,47 @@ def test_every_tile_along_n_once(sizes: tuple[int, ...], M: int, cluster: int, b
     assert len(found) == len(tiles) and {x[1:] for x in found} == tiles
 
 
-@pytest.mark.parametrize("blocks", [66, 48, 40, 36, 9, 70])
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_tiles_of_a_last_wave_are_cut_into_parts(blocks: int, cluster: int) -> None:
-    """Each by as many blocks as there are for it, and no block has two of the parts."""
-    sizes = (300, 0, 500, 1000) if cluster == 1 else (600, 0, 900, 2000)
-    wanted = expected(sizes, 5 * BN, cluster)
-    found = walked(sizes, 5 * BN, cluster, blocks, same, tail_parts=4)  # type: ignore[arg-type]
-    total = len(wanted) // cluster
-    tail = total % blocks
-    parts = min(blocks // tail, 4) if tail else 0
-    parts = parts if parts > 1 else 0
-    cut = [x for x in found if x[8]]
+@pytest.mark.parametrize("blocks", [200, 90, 70, 66, 40, 31, 13, 11, 9, 8, 7])
+@pytest.mark.parametrize("slices", [15, 16, 31, 33, 64, 1000])
+def test_tiles_of_a_last_wave_are_cut_into_parts(blocks: int, slices: int) -> None:
+    """45 tiles: each slice of each once. A block adds up sums of blocks before it alone, which they
+    have before they wait themselves; none has two that others wait for."""
+    sizes, fewest = (300, 0, 500, 1000), 16
+    wanted = expected(sizes, 2 * BN + 3, 1)
+    found = walked(sizes, 2 * BN + 3, 1, blocks, same, slices, fewest)  # type: ignore[arg-type]
     assert {x[1:7] for x in found} == {x[:6] for x in wanted}
-    assert len(found) - len(cut) == (total - tail * (parts > 1)) * cluster
-    assert len(cut) == tail * parts * cluster
-    for t, *_, part, of in cut:
-        assert (of, part) == (parts, (t - total + tail) // tail)
-    assert parts == 0 or len({t % blocks for t, *_ in cut}) == tail * parts
+    tiles: dict[tuple[int, ...], list[tuple[int, int, int, int]]] = {}
+    for t, *place, first, count, before in found:
+        part = (first, count, before, t % blocks) if count else (0, slices, 0, t % blocks)
+        tiles.setdefault(tuple(place), []).append(part)
+    for parts in tiles.values():
+        parts.sort()
+        *others, (_, _, before, last) = parts
+        assert [0, *accumulate(p[1] for p in parts)] == [*(p[0] for p in parts), slices]
+        assert before == len(others) and all(p[2] == -1 for p in others)
+        assert [p[3] for p in others] == list(range(last - before, last))
+    for block in range(blocks):
+        own = [x[9] for x in found if x[0] % blocks == block and x[8]]
+        assert -1 not in own[1:], "what is waited for comes first"
+    waves, rest = divmod(len(wanted), blocks)
+    most = min(blocks // rest, slices // fewest) if rest else 1
+    counts = [len(parts) for parts in tiles.values()]
+    if most > 1:  # alike, so that the parts of other tiles begin with the same slices
+        assert counts.count(-(-slices // -(-slices // most))) == rest
+        assert counts.count(1) == len(wanted) - rest
+    elif rest and waves >= 4 and slices >= fewest:
+        sums = [0] * blocks
+        for t, *_, count, _ in found:
+            sums[t % blocks] += count or slices
+        assert max(sums) == waves * slices + max(-(-rest * slices // blocks), fewest)
+    else:
+        assert max(counts) == 1
+
+
+def test_a_planted_fault_of_parts_is_found() -> None:
+    given: Any = ((300, 0, 500, 1000), 2 * BN + 3, 1, 200)
+    late = walked(*given, planted("part-begins-a-slice-late"), 64, 16)
+    assert sum(x[8] for x in walked(*given, same, 64, 16)) == 45 * 64 > sum(x[8] for x in late)
 
 
 def test_bands_of_a_group_are_nearly_even() -> None:

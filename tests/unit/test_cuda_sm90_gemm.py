@@ -25,7 +25,7 @@ from kernelseam.epilogues import (
 from kernelseam.expressions.epilogues import epilogue_text
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.gemm import HopperGemm
-from kernelseam_cuda.sm90.gemm_tiling import kept_bytes, parts_of_tail, strips_of
+from kernelseam_cuda.sm90.gemm_tiling import kept_bytes, last_wave, strips_of
 from kernelseam_cuda.sm90.tiles import (
     E4M3,
     E4M3_BLOCKS,
@@ -167,6 +167,9 @@ def test_sums_in_an_epilogue_are_added_up_behind_the_product() -> None:
     for tile in HALF.tiles(p.spec, ROW):
         plan = HALF.launches(p, tile, H200)
         product, *added = plan.kernels
+        if tile.tail_slices:  # whose words and sums lie behind
+            assert product.workspace["parts_0"] == 0 and tile.adds_up
+            continue
         assert plan.workspace_bytes == 4 * 2 * -(-200 // tile.bn) * tile.bn
         assert product.workspace == {"parts_0": 0}
         if tile.adds_up:
@@ -234,9 +237,8 @@ def test_consumers_keep_parts_where_they_have_room() -> None:
     assert all(t.fits(False, kept[t.name]) for t in HALF.tiles(spec, ROW))
     twice = problem(epilogue=with_text(["gelu", *([column_sums(np.zeros(512, "f4"))] * 2)])).spec
     left_out = {*kept} - {t.name for t in HALF.tiles(twice, ROW)}
-    assert {n.replace("-adds", "") for n in left_out} == {"128x128-5-tma", "128x128-5-rows"}, (
-        "four buffers leave 2.8 KB"
-    )
+    bare = {n.replace("-adds", "").replace("-tail", "") for n in left_out}
+    assert bare == {"128x128-5-tma", "128x128-5-rows"}, "four buffers leave 2.8 KB"
 
 
 def test_sums_take_time_where_no_other_consumer_hides_them() -> None:
@@ -546,33 +548,56 @@ def cut(M: int, **changes: Any) -> GemmProblem:
 
 
 @pytest.mark.parametrize(
-    ("p", "parts"),
+    ("p", "wave"),
     [
-        (cut(1024, N=1024, K=16384), 2),  # 64 tiles of 132
-        (cut(3717, N=3392, K=7488), 4),  # 6 waves and 18 tiles
-        (cut(3717, N=3392, K=2048), 2),  # 32 slices
-        (cut(3717, N=3392, K=1024), 1),
-        (cut(4224, N=2048, K=8192), 1),  # whole waves
-        (cut(16384, N=6144, K=8192), 1),  # of which there are many
-        (cut(1024, N=1024, K=16384, beta=1), 1),
+        (cut(1024, N=1024, K=16384), (0, 128, 1)),  # 64 tiles of 132, by two blocks each
+        (cut(568, N=1920, K=7040), None),  # 75
+        (cut(33, N=9856, K=2880), (0, 27, 2)),  # 77 that share no B: as many slices each
+        (cut(8192, N=1792, K=14336), (6, 177, 2)),  # so in many waves: 6 and 104 tiles
+        (cut(3717, N=3392, K=7488), (6, 17, 6)),  # 6 and 18
+        (cut(3717, N=3392, K=2048), (6, 16, 1)),  # of 32 slices
+        (cut(3717, N=3392, K=1024), None),
+        (cut(300, N=512, K=2048, beta=1.0), (0, 16, 1)),
+        (cut(300, N=512, K=1000), None),
+        (cut(4224, N=2048, K=8192), None),  # whole waves
+        (cut(16384, N=6144, K=8192), None),  # of which there are many
     ],
 )
-def test_tiles_of_a_last_wave_of_few_are_cut_along_k(p: GemmProblem, parts: int) -> None:
-    (tile,) = (t for t in HALF.tiles(p.spec, ROW) if t.tail_parts and t.bn == 128)
-    assert parts_of_tail(p, tile, H200) == parts
-    assert (tile in HALF.able(p, H200)) == (parts > 1)
-    assert HALF.takes(p, tile, ROW, H200) == (not p.beta), "which is right wherever nothing is cut"
+def test_tiles_of_a_last_wave_are_cut_along_k(
+    p: GemmProblem, wave: tuple[int, int, int] | None
+) -> None:
+    """Waves before, a block's slices, and blocks whose sums it adds up, at most."""
+    (tile,) = (t for t in HALF.tiles(p.spec, ROW) if t.tail_slices and t.bn == 128)
+    assert last_wave(p, tile, H200) == wave
+    assert (tile in HALF.able(p, H200)) == (wave is not None)
+    assert HALF.takes(p, tile, ROW, H200), "which is right wherever nothing is cut"
     launches = HALF.launches(p, tile, H200)
     (own,) = launches.kernels
     assert HALF.grid(p, tile, H200) == 132 and own.workspace == {"origin": 0, "sums": 1280}
-    assert launches.zeroed_bytes == 1280, "a counter for each consumer"
+    assert launches.zeroed_bytes == 1280, "a word for each consumer"
     assert launches.workspace_bytes == 1280 + 132 * 128 * 128 * 4
 
 
-def test_what_is_added_to_is_not_cut() -> None:
-    """A source tile would come for each part."""
-    for spec in ({"residual": DType.bfloat16}, {"view": "pointers"}, {"a_transposed": True}):
-        assert not any(t.tail_parts for t in HALF.tiles(few_tokens(64, **spec).spec, ROW))
+def test_sums_of_cut_tiles_lie_behind_the_parts_of_what_is_reduced() -> None:
+    """Both these and the words are 0 before and after; of few rows, few sums."""
+    squares = row_sums(np.empty(1, np.float32), lambda acc, m, n, batch: acc * acc)
+    p = with_epilogue(["silu", squares], M=1, N=13184, K=13248)
+    p = replace(p, reduction_strides=((1,),))
+    offered = {t.a_rows: t for t in HALF.able(p, H200) if t.tail_slices and t.bm == 64}
+    assert sorted(offered) == [16, 32, 64]
+    assert last_wave(p, offered[16], H200) == (0, 162, 2)
+    launches = HALF.launches(p, offered[16], H200)
+    (own,) = launches.kernels
+    parts = 206 * 64 * 4  # of the rows of a strip
+    assert own.workspace == {"parts_0": 0, "origin": parts, "sums": parts + 1280}
+    assert launches.zeroed_bytes == parts + 1280
+    assert launches.workspace_bytes == parts + 1280 + 264 * 16 * 64 * 4
+    assert all(t.adds_up for t in offered.values()), "a second launch has no such workspace"
+
+
+def test_what_lies_otherwise_is_not_cut() -> None:
+    for spec in ({"view": "pointers"}, {"a_transposed": True}, {"dtype_c": DType.float32}):
+        assert not any(t.tail_slices for t in HALF.tiles(few_tokens(64, **spec).spec, ROW))
 
 
 def test_a_factor_along_m_has_a_ring_of_four_slices() -> None:

@@ -160,18 +160,18 @@ def test_it_is_launched_as_clusters_of_persistent_blocks() -> None:
 
 
 def test_tiles_of_a_last_wave_are_cut_where_sums_are_long() -> None:
-    """Counters, which are left 0, for both consumers of a block, and a tile's sums for each."""
+    """Words, which are left 0, for both consumers of a block, and a tile's sums for each."""
     long = {"groups": 8, "N": 4096, "K": 14336}
     p = problem(**long, b_transposed=True)
     tile = KERNEL.tile(p, ROW, H200)
-    assert (tile.name, tile.tail_parts) == ("128x256-4-tma-tail4", 4)
+    assert (tile.name, tile.tail_slices) == ("128x256-4-tma-tail", 16)
     launches = KERNEL.launches(p, tile, H200)
     assert (launches.zeroed_bytes, launches.workspace_bytes) == (1280, 1280 + 132 * 128 * 256 * 4)
     (launch,) = launches.kernels
     assert launch.workspace == {"origin": 0, "sums": 1280}
-    assert KERNEL.constants(p.spec, tile, ROW)["TAIL_PARTS"] == 4
+    assert KERNEL.constants(p.spec, tile, ROW)["TAIL_SLICES"] == 16
     for fields in (
-        {"K": 8120},
+        {"K": 4032},
         {"beta": 1.0},
         {"along": "n"},
         {"c_factors": 0},
@@ -179,9 +179,16 @@ def test_tiles_of_a_last_wave_are_cut_where_sums_are_long() -> None:
         {"dtype": "float32", "precision": "tf32", "K": 4088, "b_transposed": True},
     ):
         whole = problem(**{**long, **fields})
-        assert not any(t.tail_parts for t in KERNEL.offered(whole))
+        assert not any(t.tail_slices for t in KERNEL.offered(whole))
         assert KERNEL.launches(whole, KERNEL.tile(whole, ROW, H200), H200).workspace_bytes == 0
     assert not KERNEL.takes(problem(**long, beta=1.0), tile, ROW, H200)
+    shorter = {**long, "K": 8120, "b_transposed": True}
+    for M, cut in ((8192, False), (157, True)):  # where all tiles run at once, also shorter sums
+        p = problem(**{**shorter, "groups": 2, "M": M})
+        tile = KERNEL.tile(p, ROW, H200)
+        assert {t.tail_slices for t in KERNEL.offered(p) if t.cluster == 1} >= {0, 16}
+        assert bool(tile.tail_slices) == cut
+        assert not cut or KERNEL.grid(p, tile, H200) == 132 * tile.blocks, "all blocks have a part"
 
 
 def test_groups_along_n_have_a_matrix_of_a_each() -> None:

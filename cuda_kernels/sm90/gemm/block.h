@@ -153,13 +153,10 @@ struct Arguments {
 
 // Of a tile: what is summed over, where it begins, and how many slices it has; and the end of its rows.
 KS_DEVICE int first_of_k(const Arguments& a, const TileCoord& p) {
-  return GROUPED_K ? p.begin : TAIL && p.parts ? p.part * divide_up(a.slices, p.parts) * BK : 0;
+  return GROUPED_K ? p.begin : TAIL ? p.first * BK : 0;
 }
 KS_DEVICE int slices_of(const Arguments& a, const TileCoord& p) {
-  if (TAIL && p.parts) {
-    const int each = divide_up(a.slices, p.parts);
-    return min_of(each, a.slices - p.part * each);
-  }
+  if (TAIL && p.slices) return p.slices;
   return GROUPED_K ? divide_up(p.end - p.begin, BK) : OF_LISTS ? divide_up(p.begin, BK) : a.slices;
 }
 KS_DEVICE int end_of_rows(const Arguments& a, const TileCoord& p) { return GROUPED_ROWS || OF_LISTS ? p.end : a.M; }
@@ -170,7 +167,7 @@ KS_DEVICE bool leaves_out(const TileCoord& p, int consumer) {
 }
 
 // Whether the block that sums a tile stores it.
-KS_DEVICE bool stores(const TileCoord& p) { return !TAIL || p.parts == 0 || p.part == p.parts - 1; }
+KS_DEVICE bool stores(const TileCoord& p) { return !TAIL || p.before >= 0; }
 
 // Whether these 64 rows of some columns are all of a tile's group: then TMA may store them; else warps do, without the rest.
 KS_DEVICE bool of_group(const TileCoord& p, int row, int column, int columns) {

@@ -368,7 +368,7 @@ struct Consumer {
     async_proxy_fence();  // what was written of the tile before is handed over before anything of this one
     if (PING_PONG) named_barrier_sync(TURN + group, CONSUMERS);
 #pragma unroll 1
-    for (int stages = slices_of(a, p) + a.source_stages(); stages > 0; stages--, state.advance()) {
+    for (int stages = slices_of(a, p) + (stores(p) ? a.source_stages() : 0); stages > 0; stages--, state.advance()) {
       ring.wait_full(state), named_barrier_sync(1 + group, 128);  // all four warps saw it full: no products keep them together
       if (Config::IN_TURNS) named_barrier_sync(TURN + group, CONSUMERS), named_barrier_arrive(TURN + 1 - group, CONSUMERS);
       release(state);
@@ -418,7 +418,7 @@ struct Consumer {
         if (!SplitSums{storage, a, split_rank, group * 128 + thread()}.add_up(acc)) return;
       }
       if constexpr (TAIL)
-        if (p.parts && !TailSums{a, rank, group, thread()}.add_up(acc, p)) continue;
+        if (p.slices && !TailSums{a, number_of(scheduler), group, thread()}.add_up(acc, p.before)) continue;
       if constexpr (SCALES_BY_ROWS) multiply_by_scales(acc, scales);
       if (a.alpha != 1.f)
 #pragma unroll

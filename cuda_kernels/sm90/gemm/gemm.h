@@ -19,7 +19,7 @@
 // Grouped products (GROUPED, groups.h) are divided along M or K by offsets in device memory. A tile at the end of a group has rows
 // of the next, which warps that store do not store, nor the TMA unit, whose boxes are whole or left to the warps; along K a group's
 // last slice is cleared behind the group's end before it is multiplied.
-// Tiles of a last wave of few are cut along K (TAIL_PARTS, tail_sums.h).
+// Tiles of a last wave that is not full are cut along K (TAIL_SLICES, last_wave.h).
 // Lists of products (list_maps.h) have sizes, strides and tensor maps of their own for each group.
 // Rows of A may be gathered (gather.h), rows of C scattered and multiplied by factors: then warps store them.
 // Results go to a matrix (result.h), or to the heads of q, k and v, rotated or not, in strided memory or pages (heads.h).
@@ -89,8 +89,8 @@ gemm_sm90_body(const TensorMap& a_map, const TensorMap& b_map, const TensorMap& 
   next_kernel_launch();
   if constexpr (HAS_TABLE) make_table<THREADS>(groups_of(storage), groups);
   auto scheduler = [&]() -> decltype(auto) {
-    if constexpr (Config::GROUPED) return GroupScheduler(order, groups, groups_of(storage), step, slices);  // of each role its own, as `first`
-    else if constexpr (TAIL) return TailScheduler(order, step, slices);
+    if constexpr (Config::GROUPED) return GroupScheduler(order, groups, groups_of(storage), step, number, slices);  // of each role its own, as `first`
+    else if constexpr (TAIL) return TailScheduler(order, step, number, slices);
     else return (order);
   };
 

@@ -51,12 +51,12 @@ struct GroupScheduler : LastWave {
   const GroupTable& table;
   mutable int group = 0;  // of the last tile
 
-  // step: blocks, or clusters; slices: of K.
-  KS_DEVICE GroupScheduler(const TileScheduler& order, const Groups& groups, const GroupTable& table, int step, int slices)
-      : LastWave(OF_LISTS ? table.rows[groups.count] : HAS_TABLE ? table.rows[groups.count] * order.matrix.d : order.total, step, slices),
+  // step: blocks, or clusters; number: which; slices: of K.
+  KS_DEVICE GroupScheduler(const TileScheduler& order, const Groups& groups, const GroupTable& table, int step, int number, int slices)
+      : LastWave(OF_LISTS ? table.rows[groups.count] : HAS_TABLE ? table.rows[groups.count] * order.matrix.d : order.total, 0, step, number, slices),
         order(order), groups(groups), table(table) {}
 
-  // Tiles are asked for in rising order.
+  // Tiles are asked for in rising order, but those that are cut.
   KS_DEVICE TileCoord tile(int t, int rank) const {
     if (Config::GROUPED == ALONG_K) {
       TileCoord p = order.tile(t, rank);
@@ -64,6 +64,7 @@ struct GroupScheduler : LastWave {
       return p;
     }
     const Place at = place(t);
+    if (TAIL && t >= whole) group = 0;
     t = at.tile;
     const int row_of_all = OF_LISTS ? t : order.matrix.quotient(t);
     int step = 1;
@@ -84,7 +85,7 @@ struct GroupScheduler : LastWave {
     if constexpr (OF_LISTS) return {in_rows, in_columns, group, 0, 0, groups.of_list(group, OF_K), groups.of_list(group, OF_M)};
     const int begin = groups.begin(group);
     if (Config::GROUPED == ALONG_N) return {in_rows, begin / CHUNK * CHUNK + in_columns, group, 0, group, begin, begin + groups.size(group)};
-    return {begin + in_rows, in_columns, group, 0, group, begin, begin + groups.size(group), at.part, at.parts, at.number};
+    return {begin + in_rows, in_columns, group, 0, group, begin, begin + groups.size(group), at.first, at.slices, at.before};
   }
 };
 

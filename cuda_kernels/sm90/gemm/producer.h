@@ -25,7 +25,9 @@ struct Producer {
   KS_DEVICE const TensorMap& c_map() const { return OF_LISTS ? of_list[2] : maps.c; }
   KS_DEVICE int b_part() const { return B_PARTS > 1 ? rank : 0; }
 
-  // The next tile; for lists also its addresses, read a tile ahead to hide their latency.
+  // The next tile; for lists also its addresses, read a tile ahead to hide their latency. What is known ahead would not fit the registers
+  // where heads are joined or tiles cut.
+  static constexpr bool AHEAD = !Config::JOINED && !TAIL;
   struct Next {
     TileCoord tile;
     const void *a, *b;
@@ -155,9 +157,9 @@ struct Producer {
     Next next = find(first);
 #pragma unroll 1
     for (int t = first; t < scheduler.total; t += step) {
-      if (Config::JOINED) next = find(t);  // what is known ahead would not fit the registers
+      if (!AHEAD) next = find(t);
       const Operands x = operands(next);
-      if (!Config::JOINED && t + step < scheduler.total) next = find(t + step);
+      if (AHEAD && t + step < scheduler.total) next = find(t + step);
       const Boxes boxes = boxes_of(x.tile);
       if constexpr (OF_LISTS) of_list = maps_of_list(a, x.tile, last, 0, a.beta != 0 ? 3 : 2);
       if (Config::SUMMED) {
@@ -180,6 +182,7 @@ struct Producer {
 #pragma unroll 1
         for (int s = 0; s < slices; s++) load_slice(x, boxes, from + s * BK);
       }
+      if (!stores(x.tile)) continue;
       if (!Config::HEADS && !Config::PAIRS && a.beta != 0) load_source(c_map(), x.tile, c_matrix(a, x.tile));
       if (Config::RESIDUAL)
         load_source(maps.residual, x.tile, matrix_of(a, a.residual, x.tile, x.tile.head, a.residual_head, a.residual_batch));

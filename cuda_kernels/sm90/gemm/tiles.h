@@ -11,8 +11,9 @@ constexpr int GROUP_ROWS = Config::GROUP_ROWS;
 
 // A tile of C: its first row and column; the index, head and batch of its matrix. Of a grouped product the batch is the group;
 // begin and end are those of its part of the grouped axis. Of a list the matrix is the group, whose maps have one, and they are its K and M.
-// Of a tile that several blocks sum (LastWave), `parts` parts of K, which this is, and the tile's number among those; 0: it is whole.
-struct TileCoord { int row, column, matrix, head, batch, begin, end, part = 0, parts = 0, number = 0; };
+// Of a tile that several blocks sum (LastWave), the first of a block's slices of K and how many, 0: all; and of how many blocks before it adds
+// up the others', −1: one behind does.
+struct TileCoord { int row, column, matrix, head, batch, begin, end, first = 0, slices = 0, before = 0; };
 
 // The launch's tiles, computed on the host; the tiles of a cluster count as one.
 struct TileScheduler {

@@ -350,7 +350,14 @@ def _gemm() -> Iterator[GemmCase]:
     both: dict[str, Any] = {"bias": DType.bfloat16, "residual": DType.bfloat16}
     yield gemm("bf16-nt", "few-tokens", M=12, N=1000, K=4104, beta=0.5, **both, **one)
     yield gemm("f16-nn", "few-tokens-of-two-warps", M=20, N=2000, K=4104, **one)
-    yield gemm("bf16-nt", "many-tiles-cut", M=1000, N=1304, K=4104, alpha=0.5, **one)
+    few: dict[str, Any] = {"M": 600, "N": 1000, "K": 8200}
+    yield gemm("bf16-nt", "many-tiles-cut", alpha=0.5, **few, **one)
+    yield gemm("f16-nn", "many-tiles-cut-added", beta=0.5, bias=DType.float16, **few, **one)
+    yield gemm("bf16-nt", "many-tiles-cut-silu", epilogue="silu", **both, **few, **one)
+    # A single row of tiles, where a block may have the ends of two.
+    row: dict[str, Any] = {"N": 10104, "K": 4104, "epilogue": "silu", **one}
+    yield gemm("bf16-nt", "few-tokens-cut", M=12, reductions=("row_squares",), **row)
+    yield gemm("bf16-nt", "some-tokens-cut", M=40, **both, **row)
     for precision in ("tf32", "tf32x3"):
         ways: dict[str, object] = {"precision": precision, **shape}
         for kind in ("f32-nn", "f32-nt", "f32-tt"):

@@ -41,7 +41,7 @@ HOPPER: Mapping[str, str] = {
     "GROUP_ROWS": "rows of clusters of a group of tiles, which is walked column by column",
     "SHARED_A": "a cluster's tiles are neighbours along N, and share A",
     "SPLIT": "blocks of a cluster that sum a part of K each",
-    "TAIL_PARTS": "parts of K into which tiles of a last wave of few are cut, at most",
+    "TAIL_SLICES": "of a part of K into which a last wave's tile is cut, at least; 0: none is",
     "ADDS_UP": "parts of sums and maxima are added up by the launch itself (joined_parts.h)",
     "HALVES": "e4m3: products of a tile's second half of columns go on while the first is added",
     "BLOCKS": "blocks that share a multiprocessor",

@@ -62,7 +62,6 @@ from kernelseam_cuda.sm90.gemm_maps import (
 )
 from kernelseam_cuda.sm90.gemm_maps import tensor_maps as tensor_maps_of
 from kernelseam_cuda.sm90.gemm_tiling import (
-    FEWEST_OF_A_PART,
     FEWEST_STAGES,
     MAX_TILES,
     ORDER,
@@ -70,8 +69,8 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     all_at_once,
     in_step,
     kept_bytes,
+    last_wave,
     order_values,
-    parts_of_tail,
     refuse_extents,
     refuse_reductions,
     result_dtypes,
@@ -219,8 +218,6 @@ class HopperGemm(HopperKernel):
     ) -> bool:
         if tile.adds_up and not all_at_once(problem, tile, device):
             return False
-        if tile.tail_parts and problem.beta:
-            return False
         return self.few_enough(problem, tile) and self.stores(problem, tile)
 
     def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
@@ -242,7 +239,7 @@ class HopperGemm(HopperKernel):
             t
             for t in tiles_of(p.spec)
             if not 0 < t.few_rows < p.M
-            if not (t.tail_parts and 2 * FEWEST_OF_A_PART * slice_of(p.spec) > p.K)
+            if not (t.tail_slices and t.tail_slices * slice_of(p.spec) > p.K)
             if self.few_enough(p, t) and self.stores(p, t) and c_first >= t.mostly_c
             if not (c_first and plain and t.ping_pong)
         ]
@@ -256,7 +253,7 @@ class HopperGemm(HopperKernel):
             t
             for t in self.offered(p)
             if not t.adds_up or all_at_once(p, t, device)
-            if not t.tail_parts or parts_of_tail(p, t, device) > 1
+            if not t.tail_slices or last_wave(p, t, device)
         ]
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
@@ -287,11 +284,13 @@ class HopperGemm(HopperKernel):
 
     def launches(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Launches:
         if problem.spec.reductions:
-            return reducing(self, problem, tile, strips_of(problem, tile), tile.adds_up)
-        if tile.tail_parts:
-            return with_tail_sums(self, problem, tile, self.grid(problem, tile, device))
+            own = reducing(self, problem, tile, strips_of(problem, tile), tile.adds_up)
+        else:
+            own = Launches((Launch(self, problem, tile),))
+        if tile.tail_slices:
+            return with_tail_sums(own, tile, self.grid(problem, tile, device))
         if problem.spec.view != "pointers":
-            return Launches((Launch(self, problem, tile),))
+            return own
         maps = (*MAPS, SUMS_MAP) if problem.spec.preactivation else MAPS
         origin = dict.fromkeys((*maps, "origin"), 0)
         return Launches((Launch(self, problem, tile, origin),), ORIGIN_BYTES)
@@ -316,7 +315,7 @@ class HopperGemm(HopperKernel):
             **NOT_GROUPED,
             **heads_constants(None),
             **members(tile, "bm", "bn", "a_rows", "groups", "stages", "cluster", "group_rows"),
-            **members(tile, "shared_a", "split", "tail_parts", "adds_up", "in_turns", "ping_pong"),
+            **members(tile, "shared_a", "split", "tail_slices", "adds_up", "in_turns", "ping_pong"),
             **members(tile, "halves", "blocks", "buffers"),
             "STORE": int(tile.store == "tma"),
             "C_FIRST": tile.c_first,
@@ -357,7 +356,7 @@ class HopperGemm(HopperKernel):
         if tile.split > 1:  # each cluster has one tile
             return tile_count(problem, tile) * tile.split
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
-        if tile.tail_parts:
+        if tile.tail_slices:
             return clusters * tile.cluster
         return least(tile_count(problem, tile), clusters) * tile.cluster
 

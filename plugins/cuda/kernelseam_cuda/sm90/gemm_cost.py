@@ -9,7 +9,7 @@ from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
 from kernelseam.kernels.gemm.cost import end_bytes
 
-from kernelseam_cuda.sm90.gemm_tiling import grid_of_tiles, parts_of_tail, slice_of
+from kernelseam_cuda.sm90.gemm_tiling import SLICE_BYTES, grid_of_tiles, last_wave, slice_of
 from kernelseam_cuda.sm90.tiles import HopperGemmTile
 
 _SLICE = 64
@@ -71,9 +71,11 @@ problems: 1.2 µs a tile of one slice, where two write one after the other, 2.9 
 _FEW_ROWS_OVERLAP = 4.0
 """The norm of compute and memory time where a ring holds little but B (H200, 140 times of 47 random
 problems of up to 32 rows: within a tenth)."""
-_TAIL_SECONDS, _TAIL_RATE = 1.5e-6, 1e11
-"""Of tiles of a last wave that are cut along K: until other parts' sums are there, and the bytes of
-these that a block adds up in a second."""
+_TAIL_SECONDS, _OTHER_SECONDS, _TAIL_RATE, _L2_RATE = 1e-6, 4e-7, 1e11, 7.5e12
+"""Of tiles of a last wave that are cut along K: by consumers of a block, until other blocks' sums
+are there; of each of these blocks; the bytes of sums that a block adds up in a second, and those of
+A and B that L2 delivers to blocks at different slices. (H200, µs: 568×1920×7040 by 128×128, 270 MB,
+37 whole and 40 cut; 261×1152×5248 by 64×64, 118 MB, 15 and 22.)"""
 _BLOCK_RATE = 4.65e12
 """Operations in a second of an H200's block at full rate."""
 
@@ -112,10 +114,14 @@ def work(p: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
     slices = -(-p.K // slice_of(p.spec) // tile.split) * p.summed
     operations, seconds = slice_operations * slices, tile.block_seconds + tile.start_seconds / waves
     end = _epilogue_seconds(p, tile)
-    if tile.tail_parts:
-        parts = parts_of_tail(p, tile, device)
-        operations *= 1 - (1 - 1 / parts) / waves
-        seconds += (_TAIL_SECONDS + (parts - 1) * tile.bm * tile.bn * 4 / _TAIL_RATE) / waves
+    if tile.tail_slices and (cut := last_wave(p, tile, device)):
+        slice_bytes = SLICE_BYTES * (min(tile.bm, p.M) + min(tile.bn, p.N))
+        moved = slice_bytes * slices * (blocks - cut.waves * units * tile.blocks)
+        delivered = rate * _BLOCK_RATE * moved / (_L2_RATE * tile.blocks)
+        part = max(operations * cut.slices / slices, delivered)
+        operations = tile.blocks * (cut.waves * operations + part) / waves
+        other = _OTHER_SECONDS + tile.a_rows * tile.bn * 4 / _TAIL_RATE
+        seconds += (_TAIL_SECONDS * tile.groups + cut.others * other) / waves
     if tile.ping_pong:  # the other's products hide it, if they take as long; nothing the last one
         end += _END_SECONDS
         operations += max(rate * _BLOCK_RATE * end - operations, 0.0) / 2

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
-from kernelseam.contract import Device, Launch, Launches
+from kernelseam.contract import Device, Launches
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.expressions.epilogues import HALVES
-from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, divider_parameter, divider_values
 from kernelseam.kernels.gemm.reductions import Strips, fits_strips, refuse_parts
 from kernelseam.kernels.signature import Structure
-from kernelseam.symbolic import least, most
+from kernelseam.symbolic import most
 
 from kernelseam_cuda.sm90.tf32_tiles import HopperTf32Tile
 from kernelseam_cuda.sm90.tiles import (
@@ -38,10 +37,12 @@ SLICE_BYTES = 128
 """Bytes of a row of A or B along K in one pipeline stage."""
 FEWEST_STAGES = 2
 """Of a ring."""
-TAIL_PARTS, FEWEST_OF_A_PART, _MOST_WAVES = 4, 16, 8
-"""Into which tiles of a last wave of few are cut, at most, slices of each, and waves behind which
-there is less to gain. (H200, µs, cut and the best tile whole: 3717×3392×7488 289 and 312,
-1024×1024×16384 51 and 67.)"""
+TAIL_SLICES, _MOST_WAVES = 16, 8
+"""Of a part into which a tile of a last wave is cut, at least, and waves behind which there is less
+to gain. (H200, µs, cut and the best tile whole: 3717×3392×7488 289 and 312, 1024×1024×16384 51 and
+67.)"""
+_MANY_WAVES, _MOST_SLICES = 4, 2**20
+"""As in last_wave.h."""
 _STRIP_ROWS = 64
 """Of a tile, that a consumer's warps have together."""
 MAX_EXTENT = 2**30
@@ -125,7 +126,7 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     if spec.joined == "a" and spec.summed:  # places of so many boxes do not fit the registers
         return tuple(t for t in GEMM if t.bm < 256)
     if spec.epilogue:
-        linear = EPILOGUE_LINEAR + _with_tails(EPILOGUE, spec)
+        linear = EPILOGUE_LINEAR + _with_tails(EPILOGUE + FEW_LOADED, spec)
         tiles = EPILOGUE + linear * _linear(spec)
         return tuple(
             form
@@ -137,23 +138,31 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
             and fits_strips(spec, *_strip(spec, t))
             and t.fits(spec.bias is not None, kept=kept_bytes(spec, t))
         )
-    linear = (*AT_ONCE, *SPLIT, *FEW_ROWS, *FEW_LOADED, PING_PONG, *_with_tails(GEMM, spec))
+    linear = (
+        *AT_ONCE,
+        *SPLIT,
+        *FEW_ROWS,
+        *FEW_LOADED,
+        PING_PONG,
+        *_with_tails(GEMM + FEW_LOADED, spec),
+    )
     return tuple(t for t in GEMM + linear * _linear(spec) if _fits_registers(spec, t))
 
 
 def _with_tails(tiles: tuple[HopperGemmTile, ...], spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
-    """Those whose last wave may be cut along K, of 128×128 (wider ones spill): of a result that
-    nothing is added to."""
-    if spec.residual or spec.reductions:
-        return ()
-    best = (t for t in tiles if t.store == "tma" and (t.bm, t.bn, t.stages) == (128, 128, 5))
-    return tuple(replace(t, tail_parts=TAIL_PARTS) for t in best if not t.mostly_c)
+    """Those whose last wave may be cut along K. (Of 128×64 whole ones were as fast.)"""
+    best = (t for t in tiles if t.store == "tma" and (t.bm, t.bn, t.cluster) == (128, 128, 1))
+    small = (t for t in tiles if t.blocks == 2 and t.split == 1)
+    return tuple(replace(t, tail_slices=TAIL_SLICES) for t in (*best, *small))
 
 
 def _forms(spec: GemmSpec, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
-    """Where all tiles run at once, their launch may add up parts itself."""
-    adds_up = spec.reductions and not tile.ping_pong
-    return (replace(tile, adds_up=True), tile) if adds_up else (tile,)
+    """Where all tiles run at once, their launch may add up parts itself; those that are cut have
+    no other way."""
+    if not spec.reductions or tile.ping_pong:
+        return (tile,)
+    adds_up = replace(tile, adds_up=True)
+    return (adds_up,) if tile.tail_slices else (adds_up, tile)
 
 
 def takes_pairs(spec: GemmSpec, tile: HopperGemmTile) -> bool:
@@ -256,18 +265,31 @@ def all_at_once(p: GemmProblem, tile: HopperGemmTile, device: Device) -> bool:
     return tile_count(p, tile) <= clusters
 
 
-def parts_of_tail(p: GemmProblem, tile: HopperGemmTile, device: Device) -> int:
-    """Into which tiles of the last wave are cut along K: see last_wave.h; 1: they are
-    not."""
-    most = p.K // (slice_of(p.spec) * FEWEST_OF_A_PART)
-    if p.beta or most < 2:
-        return 1
-    clusters = max(device.limits.compute_units // tile.cluster, 1) * tile.blocks
-    tiles = tile_count(p, tile)
-    tail = tiles % clusters
-    if not tail or tiles > _MOST_WAVES * clusters:
-        return 1
-    return least(least(clusters // tail, most), tile.tail_parts)
+class LastWave(NamedTuple):
+    """How tiles are cut along K: see last_wave.h."""
+
+    waves: int
+    """Of those before."""
+    slices: int
+    """That a block has of what is cut."""
+    others: int
+    """Blocks whose sums the block of a tile's last part adds up, at most."""
+
+
+def last_wave(p: GemmProblem, tile: HopperGemmTile, device: Device) -> LastWave | None:
+    """None: it is not cut."""
+    blocks = max(device.limits.compute_units // tile.cluster, 1) * tile.blocks
+    fewest, slices = tile.tail_slices, divide_up(p.K, slice_of(p.spec))
+    waves, rest = divmod(tile_count(p, tile), blocks)
+    if not rest or waves >= _MOST_WAVES or slices > _MOST_SLICES:
+        return None
+    if (parts := min(blocks // rest, slices // fewest)) > 1:
+        each = divide_up(slices, parts)
+        return LastWave(waves, each, divide_up(slices, each) - 1)
+    if slices < fewest or (waves < _MANY_WAVES and grid_of_tiles(p, tile)[0] > 1):
+        return None
+    each = most(divide_up(rest * slices, blocks), fewest)
+    return LastWave(waves, each, divide_up(slices, each)) if each < slices else None
 
 
 def in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:
@@ -281,15 +303,14 @@ def in_step(p: GemmProblem, tile: HopperGemmTile) -> HopperGemmTile:
     return replace(tile, stages=stages, block_seconds=tile.block_seconds / 2)
 
 
-def with_tail_sums(
-    kernel: KernelDefinition, problem: Any, tile: HopperGemmTile, blocks: int
-) -> Launches:
-    """A launch of so many blocks, and its workspace: a counter for each consumer, which the kernel
-    leaves 0, and the sums of a tile for each block."""
-    counters = divide_up(4 * blocks * tile.groups, 256) * 256
-    sums = blocks * tile.bm * tile.bn * 4
-    own = Launch(kernel, problem, tile, {"origin": 0, "sums": counters})
-    return Launches((own,), counters + sums, zeroed_bytes=counters)
+def with_tail_sums(launches: Launches, tile: HopperGemmTile, blocks: int) -> Launches:
+    """One launch of so many blocks whose workspace is left 0, and what cut tiles need: a word for
+    each consumer, which is left 0, too, and the sums of a tile for each block."""
+    (own,) = launches.kernels
+    words = divide_up(launches.zeroed_bytes, 256) * 256
+    sums = words + divide_up(4 * blocks * tile.groups, 256) * 256
+    own = replace(own, workspace={**own.workspace, "origin": words, "sums": sums})
+    return Launches((own,), sums + blocks * tile.a_rows * tile.bn * 4, zeroed_bytes=sums)
 
 
 def refuse_extents(p: GemmProblem) -> str | None:

@@ -36,6 +36,8 @@ from kernelseam_cuda.sm90.gemm_maps import UNIT_BYTES, grouped_tensor_maps
 from kernelseam_cuda.sm90.gemm_tiling import (
     MAX_TILES,
     SCALED_COLUMNS,
+    TAIL_SLICES,
+    last_wave,
     order_values,
     slice_of,
     storing,
@@ -54,8 +56,10 @@ from kernelseam_cuda.sm90.tiles import (
     HopperGemmTile,
 )
 
-_TAIL_PARTS, _FEWEST_SLICES = 4, 128
-"""Of K into which a tile of a last wave is cut, at most; slices of those that are."""
+_FEWEST_SLICES, _FEWEST_ALONE = 128, 64
+"""Of the sums whose tiles of a last wave are cut along K; where no other waves are. (H200, E2
+157×3904→6080, its input gradient, 95 slices: 36.0 µs cut and 38.8 whole; 35 and 42 slices: 14.4 and
+19.2 cut, 10.6 and 15.7 whole.)"""
 MAX_GROUPS = 1024
 """Whose rows of tiles fit the table in shared memory."""
 TABLE_BYTES = 4 * (MAX_GROUPS + 1 + 32 + 3)
@@ -85,7 +89,7 @@ class HopperGroups(HopperKernel, OfferingDefinition):
 
     def stores(self, p: Any, tile: HopperGemmTile) -> bool:
         """Whether tiles can be counted, and stored."""
-        if (tile.ping_pong or tile.tail_parts) and p.beta:
+        if (tile.ping_pong or tile.tail_slices) and p.beta:
             return False
         return self.count(p, tile) < MAX_TILES and (self.whole(p) or tile.store == "rows")
 
@@ -94,6 +98,8 @@ class HopperGroups(HopperKernel, OfferingDefinition):
 
     def grid(self, problem: Any, tile: HopperGemmTile, device: Device) -> int:
         clusters = max(device.limits.compute_units, tile.cluster) // tile.cluster * tile.blocks
+        if tile.tail_slices:  # few tiles are cut into parts
+            return clusters * tile.cluster
         return least(self.count(problem, tile), clusters) * tile.cluster
 
     def cluster(self, tile: HopperGemmTile) -> int:
@@ -138,7 +144,7 @@ class HopperGroupedGemm(HopperGroups):
         return _tiles_of(spec)
 
     def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
-        forms = (tile, replace(tile, tail_parts=_TAIL_PARTS)) if _has_tail(tile) else (tile,)
+        forms = (tile, replace(tile, tail_slices=TAIL_SLICES)) if _has_tail(tile) else (tile,)
         first = (False, True) if tile.store == "tma" else (False,)
         return tuple(replace(t, c_first=c) for t in forms for c in first)
 
@@ -146,11 +152,13 @@ class HopperGroupedGemm(HopperGroups):
         self, problem: GroupedGemmProblem, row: ArchRow | None = None
     ) -> tuple[HopperGemmTile, ...]:
         """Tiles that take a problem. Where C is most of what is moved, its stores leave the L2
-        cache to A and B, as in the batched product. Tiles of a last wave are cut along a long K."""
-        p, c_first, parts = problem, mostly_c(problem.even), _TAIL_PARTS * _cuts_tiles(problem)
+        cache to A and B, as in the batched product. Tiles of a last wave are cut along a long K,
+        of a shorter one where there is no other wave."""
+        p, c_first, slices = problem, mostly_c(problem.even), _cut_slices(problem)
         tiles = (
-            replace(t, c_first=c_first and t.store == "tma", tail_parts=parts * _has_tail(t))
+            replace(t, c_first=c_first and t.store == "tma", tail_slices=fewest)
             for t in _tiles_of(p.spec)
+            for fewest in _forms(t, slices)
         )
         return tuple(t for t in tiles if self.stores(p, t))
 
@@ -169,15 +177,20 @@ class HopperGroupedGemm(HopperGroups):
         return p.spec.along == "n" or p.c_columns * p.spec.product.dtype_c.itemsize % 16 == 0
 
     def work(self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device) -> Work:
-        return work_of(problem.even, replace(tile, tail_parts=0), device)
+        """Cut tiles are less where they are the only ones; else nothing was gained that could be
+        foreseen."""
+        cut = last_wave(problem.even, tile, device) if tile.tail_slices else None
+        whole = tile if cut and not cut.waves else replace(tile, tail_slices=0)
+        return work_of(problem.even, whole, device)
 
     def launches(
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
     ) -> Launches:
         """The kernel alone; where tiles of the last wave are cut along K, with their sums."""
-        if not tile.tail_parts:
-            return Launches((Launch(self, problem, tile),))
-        return with_tail_sums(self, problem, tile, self.grid(problem, tile, device))
+        own = Launches((Launch(self, problem, tile),))
+        if not tile.tail_slices:
+            return own
+        return with_tail_sums(own, tile, self.grid(problem, tile, device))
 
     def accumulators(self, spec: GroupedGemmSpec, tile: HopperGemmTile) -> Iterable[int]:
         return tile.accumulators
@@ -279,18 +292,25 @@ class HopperGroupedGemm(HopperGroups):
 def _has_tail(tile: HopperGemmTile) -> bool:
     """Whether a tile's blocks may share the tiles of a last wave. (Pairs by twice as many rows have
     fewer tiles, of which more fill a wave.)"""
-    return tile in GROUPED and tile.cluster == 1 and tile.store == "tma"
+    return tile in GROUPED and tile.cluster == 1
 
 
-def _cuts_tiles(p: GroupedGemmProblem) -> bool:
-    """Whether tiles of a last wave are cut: those of plain products of 16 bits whose sums are long,
-    where no C is added. (H200, E8 8192×4096→14336 skewed, by 128×256, µs: its input gradient,
-    K = 14336, 8.2 waves, 1630 as whole tiles, 1509 cut; forward, K = 4096, the same within 4 %
-    either way.)"""
+def _forms(tile: HopperGemmTile, slices: int) -> tuple[int, ...]:
+    """The fewest slices of a part (0: tiles are whole) by which a tile is offered. (H200, E8
+    8192×4096→14336 skewed, by 128×256, µs: its input gradient, K = 14336, 8.2 waves, 1630 as whole
+    tiles, 1509 cut; forward, K = 4096, the same within 4 % either way.)"""
+    if slices < _FEWEST_ALONE or not _has_tail(tile):
+        return (0,)
+    if slices >= _FEWEST_SLICES and tile.store == "tma":
+        return (TAIL_SLICES,)
+    return (0, TAIL_SLICES)
+
+
+def _cut_slices(p: GroupedGemmProblem) -> int:
+    """Of products whose tiles may be cut, plain ones of 16 bits, where no C is added; else 0."""
     product = p.spec.product
     plain = not (p.spec.indices or product.epilogue or p.beta) and product.dtype.itemsize == 2
-    slices = divide_up(p.K, slice_of(product))
-    return plain and p.spec.along == "m" and slices >= _FEWEST_SLICES
+    return divide_up(p.K, slice_of(product)) if plain and p.spec.along == "m" else 0
 
 
 def _gathers(spec: GroupedGemmSpec) -> bool:

@@ -89,8 +89,8 @@ class HopperGemmTile:
     """Of e4m3: two consumers alternate in multiplying, so that one adds up while the other does."""
     ping_pong: bool = False
     """Two consumers have a tile each, and one multiplies while the other writes."""
-    tail_parts: int = 0
-    """Into which tiles of a last wave of few are cut along K, at most; 0: they are not."""
+    tail_slices: int = 0
+    """The fewest of a part into which tiles of a last wave are cut along K; 0: they are not."""
     adds_up: bool = False
     """Parts of an epilogue's sums and maxima itself, where all tiles run at once."""
     halves: bool = False
@@ -118,7 +118,7 @@ class HopperGemmTile:
         more += f"-{self.blocks}blocks" * (self.blocks > 1)
         more += "-pingpong" * self.ping_pong + "-turns" * self.in_turns + "-halves" * self.halves
         more += "-of-a" * self.shared_a + f"-split{self.split}" * (self.split > 1)
-        more += f"-tail{self.tail_parts}" * (self.tail_parts > 1) + "-adds" * self.adds_up
+        more += "-tail" * (self.tail_slices > 0) + "-adds" * self.adds_up
         return (
             f"{self.few_rows or self.bm}x{self.bn}-{self.stages}-{self.store}{more}"
             + "-cfirst" * self.c_first
