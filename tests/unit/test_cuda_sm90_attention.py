@@ -198,6 +198,24 @@ def test_heads_share_tiles_where_sequences_have_few_queries_on_average(
     )
 
 
+def test_a_short_sequence_has_a_tile() -> None:
+    """15 × 8 queries and 3 × 1 of four heads a group: half a tile each and what they have is less."""
+    p = problem(8, 43, 32, 8, 18, q_view="packed", kv_view="paged")
+    p = replace(p, total_q=123, spec=replace(p.spec, lengths=True, causal=True))
+    assert expected_tiles(p, 128, 4) == 18 * 8
+    assert expected_tiles(replace(p, total_q=12), 128, 4) == 12 * 8, "six have no queries"
+
+
+def test_small_tiles_are_for_problems_of_few_tiles_that_heads_share() -> None:
+    """60 × 17 queries, eight heads a group: 360 tiles of 64 rows, 960 where heads had tiles of
+    their own (H200: 18.6 µs by 128 rows, 13.6 by 64)."""
+    p = problem(17, 125, 16, 2, 60, causal=True)
+    beside = [t for t in HALF.variants(p, ROW, PRODUCT).values() if t.blocks == 2]
+    assert {t.bm for t in beside} == {64} and {t.group_heads for t in beside} == {1, 8}
+    many = replace(p, batch=120)
+    assert all(t.blocks == 1 for t in HALF.variants(many, ROW, PRODUCT).values())
+
+
 def test_pools_whose_rows_are_no_matrix_are_refused() -> None:
     p = paged_problem()
     page, head, row = p.k_strides

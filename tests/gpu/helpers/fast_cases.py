@@ -87,6 +87,8 @@ def _attention() -> Iterator[AttentionCase]:
     yield attention("f16-64-causal", "many-short-tiles", S_q=70, S_k=70, **_heads(2))
     grouped = {"batch": 7, "num_heads": HEADS, "kv_heads": HEADS // 4}
     yield attention("bf16-128-causal", "many-tiles-gqa", S_q=130, S_k=130, **grouped)
+    for kind in ("bf16-128-causal", "f16-256-causal"):  # 76 rows: a warp has 12
+        yield attention(kind, "many-tiles-gqa-few", S_q=19, S_k=130, **grouped)
     yield attention("f16-64", "many-tiles-window", S_q=140, S_k=300, window=(33, 12), **_heads(3))
     yield attention("f16-64", "many-tiles-softcap", softcap=5.0, **_heads(4))
     lengths = tuple(37 * i % 170 for i in range(6))

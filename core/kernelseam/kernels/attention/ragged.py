@@ -41,9 +41,10 @@ def _between(total: int, batch: int, longest: int) -> int:
 def expected_tiles(p: AttentionProblem, rows: int, shared: int) -> int:
     """Tiles of ``rows`` rows, each query one of ``shared`` heads: those of all heads of the batch.
     Of packed sequences half a tile each beside their queries, but no more than if each were as long
-    as the longest."""
+    as the longest, and one at least."""
     heads = p.num_heads // shared
     most = -(-p.S_q * shared // rows) * p.batch * heads
     if p.spec.q_view != "packed" or p.total_q >= p.batch * p.S_q:
         return most
-    return max(min(round((p.total_q * shared / rows + p.batch / 2) * heads), most), 1)
+    tiles = min(round((p.total_q * shared / rows + p.batch / 2) * heads), most)
+    return max(tiles, min(p.batch, p.total_q) * heads, 1)

@@ -15,7 +15,7 @@ from kernelseam.kernels.attention.ragged import expected_tiles, mean_queries
 from kernelseam_cuda.sm90.attention_blocks import is_banded
 from kernelseam_cuda.sm90.attention_tiles import HopperAttentionTile
 
-MOST_QUERIES = 2
+MOST_QUERIES = 4
 """Times as many queries of a sequence as rows of a tile, on average, up to which heads share
 them."""
 SMALL_TILES = 264
@@ -52,9 +52,12 @@ def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttenti
     of many."""
     if mean_queries(p) > MOST_QUERIES * tile.bm:
         return tile
-    bm = tile.bm
-    heads = min(parts_of_group(p.head_group, bm), key=lambda n: expected_tiles(p, bm // n * n, n))
-    return tile.sharing(heads)
+    return tile.sharing(_sharing(p, tile.bm))
+
+
+def _sharing(p: AttentionProblem, bm: int) -> int:
+    """Heads that share ``bm`` rows, with which there are the fewest tiles."""
+    return min(parts_of_group(p.head_group, bm), key=lambda n: expected_tiles(p, bm // n * n, n))
 
 
 @cache
@@ -70,7 +73,10 @@ def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
     multiprocessors idle."""
     if tile.blocks > 1 and p.S_q < FEWEST_QUERIES:
         return False
-    return _few_enough(p, tile) or expected_tiles(p, tile.bm, 1) <= SMALL_TILES * tile.blocks
+    if _few_enough(p, tile):
+        return True
+    heads = _sharing(p, tile.bm)
+    return expected_tiles(p, tile.bm // heads * heads, heads) <= SMALL_TILES * tile.blocks
 
 
 def fitting(
