@@ -199,7 +199,7 @@ def test_heads_share_tiles_where_sequences_have_few_queries_on_average(
 
 
 def test_a_short_sequence_has_a_tile() -> None:
-    """15 × 8 queries and 3 × 1 of four heads a group: half a tile each and what they have is less."""
+    """15 × 8 queries and 3 × 1, four heads a group: half a tile each and what they have is less."""
     p = problem(8, 43, 32, 8, 18, q_view="packed", kv_view="paged")
     p = replace(p, total_q=123, spec=replace(p.spec, lengths=True, causal=True))
     assert expected_tiles(p, 128, 4) == 18 * 8

@@ -200,60 +200,26 @@ ATTENTION = (
     *tf32_tiles.ATTENTION,
 )
 
-DECODE = (
+DECODE = tuple(
     DecodeTile(
-        *(_HALF_PRECISION, 64, 4, 16, 16, 5, 2),
-        q_resident=True,
-        item_cost=12,
-        block_seconds=5.4e-6,
-        item_seconds=9e-7,
-        rate=0.277,
-    ),
-    DecodeTile(
-        *(_HALF_PRECISION, 64, 4, 32, 32, 3, 2),
-        q_resident=True,
-        block_seconds=7.2e-6,
-        item_seconds=1e-6,
-        rate=0.323,
-    ),
-    DecodeTile(
-        *(_HALF_PRECISION, 128, 4, 16, 16, 3, 2),
-        q_resident=True,
-        rate=0.583,
-        block_seconds=8.6e-6,
-        item_seconds=4.6e-7,
-    ),
-    DecodeTile(
-        *(_HALF_PRECISION, 128, 4, 32, 16, 3, 1),
-        rate=0.204,
-        block_seconds=6.5e-6,
-        item_seconds=1.7e-6,
-    ),
-    DecodeTile(
-        *(_HALF_PRECISION, 128, 4, 16, 16, 2, 1),
-        q_resident=True,
-        rate=0.158,
-        block_seconds=7.5e-6,
-        item_seconds=9.5e-7,
-    ),
-    *(
-        DecodeTile(
-            *(_HALF_PRECISION, 256, warps, 16, 16, stages, 1),
-            item_cost=5,
-            rate=rate,
-            item_seconds=seconds,
-            merge_seconds=1e-10,
-        )
-        for warps, stages, rate, seconds in (
-            (4, 3, 0.10, 2.5e-6),
-            (4, 2, 0.15, 2.4e-6),
-            (2, 2, 0.07, 2.7e-6),
-        )
-    ),
+        *(_HALF_PRECISION, *shape),
+        q_resident=q_resident,
+        item_cost=item_cost,
+        block_seconds=seconds,
+        rate=rate,
+    )
+    for shape, q_resident, item_cost, seconds, rate in (
+        ((64, 4, 16, 16, 5, 2), True, 12, 2.8e-6, 0.138),
+        ((64, 4, 32, 32, 3, 2), True, 8, 3.6e-6, 0.296),
+        ((128, 4, 16, 16, 3, 2), True, 8, 3.6e-6, 0.192),
+        ((128, 4, 32, 16, 3, 1), False, 8, 4.9e-6, 0.231),
+        ((128, 4, 16, 16, 2, 1), True, 8, 3.9e-6, 0.133),
+        ((256, 4, 16, 16, 3, 1), False, 5, 5.3e-6, 0.157),
+        ((256, 4, 16, 16, 2, 1), False, 5, 5.1e-6, 0.156),
+        ((256, 2, 16, 16, 2, 1), False, 5, 5.7e-6, 0.06),
+    )
 )
-"""Few queries over many keys. An H200 measured 16 rows of D 128, and random problems
-(``python -m benchmarks choices``) the seconds of an item and the rates of D 256, of which 16 rows
-in 33 parts took 29.6 µs, 18 of them to merge."""
+"""Few queries over many keys. Seconds and rates are of an H200 (benchmarks/notes/choices.md)."""
 
 _E4M3 = DType.float8_e4m3fn
 _STORED_GEMM = tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import field, replace
 from functools import lru_cache
-from math import ceil
 from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
@@ -15,7 +14,7 @@ from kernelseam.descriptors.attention.problem import AttentionProblem, Attention
 from kernelseam.dtypes import DType
 from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.arguments import OPERANDS, VIEWS
-from kernelseam.kernels.attention.cost import least_seconds
+from kernelseam.kernels.attention.cost import STREAMED, least_seconds
 from kernelseam.kernels.attention.forward_arguments import (
     SUPPORTED,
     forward_signature,
@@ -26,7 +25,7 @@ from kernelseam.kernels.attention.forward_arguments import (
     shared_values,
 )
 from kernelseam.kernels.attention.fp8 import query_bytes, refuse_fp8
-from kernelseam.kernels.attention.ragged import typical
+from kernelseam.kernels.attention.ragged import EVEN_UNKNOWN, typical
 from kernelseam.kernels.config import Constants, members
 from kernelseam.kernels.covered import UNIFORM, Covered
 from kernelseam.kernels.definition import KernelDefinition
@@ -42,6 +41,15 @@ from kernelseam.symbolic import least, most
 MOST_ROWS = 128
 """Queries times heads of a group: 16 heads with 8 queries each. K and V are read again for every
 tile of rows."""
+
+# Seconds of an H200, to 5 % of 70 times (benchmarks/notes/choices.md).
+ITEM_SECONDS = 2.2e-6
+"""Of a block's item beyond its first, beside its keys."""
+UNEVEN_SECONDS = 3.8e-6
+"""Where blocks have parts of two items, of which they merge one each; where only the lengths in
+device memory say so, half of it counts."""
+MERGE_SECONDS, MERGED_SECONDS = 1.2e-6, 1.4e-10
+"""Of merging an item's parts, and of each number of them: one block does it."""
 
 _LEAN = ANY_VIEW | SpecOption.causal | SpecOption.sinks | SpecOption.dtype_out
 """The options of a lean tile."""
@@ -78,12 +86,6 @@ class DecodeTile:
     rate: float = field(default=0.4, compare=False)
     """As in GemmTile; so ``block_seconds``."""
     block_seconds: float = field(default=4e-6, compare=False)
-    item_seconds: float = field(default=8e-7, compare=False)
-    """Of a sequence's KV head with a tile of its rows, whatever its keys."""
-    step_seconds: float = field(default=0.0, compare=False)
-    """Of a warp's tile of keys, which it waits for alone."""
-    merge_seconds: float = field(default=0.0, compare=False)
-    """Of a number that a part of an item's keys has given, where the last of them merges all."""
     dtype_kv: DType | None = None
     """As in AttentionTile; so ``widened``."""
     widened: bool = False
@@ -220,23 +222,16 @@ class AttentionDecode(KernelDefinition):
         }
 
     def work(self, problem: AttentionProblem, tile: DecodeTile, device: Device) -> Work:
-        """Every block an equal part of all keys that are seen, whole tiles of rows, and of the
-        items that they belong to. Each tile of rows reads keys and values again. All blocks run at
-        once: what one starts and ends with counts once."""
-        p, blocks = typical(problem), self.grid(problem, tile, device)
-        at_once = divide_up(blocks, max(device.limits.compute_units, 1))
+        """Every block an equal part of all keys that are seen, whole tiles of rows. Each tile of
+        rows reads keys and values again. All blocks run at once: what they start with counts
+        once."""
+        p, blocks = typical(problem, EVEN_UNKNOWN), self.grid(problem, tile, device)
         rows = divide_up(p.S_q * p.head_group, tile.rows)
         keys = p.batch * p.kv_heads * p.visible / max(p.S_q, 1)
         dims = p.spec.head_dim + p.spec.value_dim
         again = int((rows - 1) * keys * dims * p.spec.kv.itemsize)
         padded = 2.0 * (pad(p.spec.head_dim) + pad(p.spec.value_dim))
         operations = padded * keys * rows * tile.rows / max(blocks, 1)
-        items = p.batch * p.kv_heads * rows / max(blocks, 1)
-        of_items = items * tile.item_seconds
-        if items < 1:  # its keys are in parts, which one block merges
-            merged = min(p.S_q * p.head_group, tile.rows) * p.spec.value_dim / items
-            of_items += merged * tile.merge_seconds
-        steps = ceil(keys * rows / max(blocks, 1) / tile.bn / tile.warps)
         return Work(
             p.bytes_moved + again,
             blocks,
@@ -244,8 +239,8 @@ class AttentionDecode(KernelDefinition):
             operations,
             p.spec.dtype,
             tile.rate,
-            tile.block_seconds / max(at_once, 1) + of_items,
-            tile.block_seconds + of_items + steps * tile.step_seconds,
+            start=tile.block_seconds + _beside_keys(problem, tile, blocks),
+            overlap=STREAMED,
         )
 
     def covering(self) -> Iterable[Covered]:
@@ -271,12 +266,30 @@ class AttentionDecode(KernelDefinition):
 DECODE = AttentionDecode()
 
 
+def _items(p: AttentionProblem, tile: DecodeTile) -> int:
+    return p.batch * p.kv_heads * divide_up(p.S_q * p.head_group, tile.rows)
+
+
 def _places(p: AttentionProblem, tile: DecodeTile) -> int:
     """Of the kernel's list, where every sequence is as long as it can be."""
-    rows = divide_up(p.S_q * p.head_group, tile.rows)
-    return (
-        p.batch * p.kv_heads * rows * (max(divide_up(p.S_k, tile.bn), tile.warps) + tile.item_cost)
-    )
+    return _items(p, tile) * (max(divide_up(p.S_k, tile.bn), tile.warps) + tile.item_cost)
+
+
+def _beside_keys(p: AttentionProblem, tile: DecodeTile, blocks: int) -> float:
+    """Seconds of a block's items and of merging their parts, as cut.h cuts items of one length:
+    whole, into equal parts, or else unevenly. So are all whose lengths differ."""
+    items, uneven = _items(p, tile), UNEVEN_SECONDS * (p.spec.lengths and p.batch > 1)
+    if not items or not blocks:
+        return 0.0
+    places, parts, together = _places(p, tile) // items, blocks // items, divide_up(items, blocks)
+    even = items * places / blocks
+    longest = (places - tile.item_cost) / parts if parts > 1 else together * places
+    if longest > even + max(even / 16, tile.item_cost):
+        return UNEVEN_SECONDS + max(items / blocks - 1, 0.0) * ITEM_SECONDS
+    if parts < 2:
+        return (together - 1) * ITEM_SECONDS + uneven / 2
+    merged = parts * min(p.S_q * p.head_group, tile.rows) * p.spec.value_dim
+    return MERGE_SECONDS + merged * MERGED_SECONDS
 
 
 @lru_cache(512)

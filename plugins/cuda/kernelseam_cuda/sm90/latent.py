@@ -21,7 +21,7 @@ from kernelseam.kernels.attention.arguments import (
     row_values,
     walk_values,
 )
-from kernelseam.kernels.attention.ragged import typical
+from kernelseam.kernels.attention.ragged import EVEN_UNKNOWN, typical
 from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
@@ -261,7 +261,7 @@ class HopperLatent(HopperKernel):
 
     def work(self, problem: AttentionProblem, tile: HopperLatentTile, device: Device) -> Work:
         """Every block an equal part of all keys, which each tile of rows multiplies again."""
-        p, blocks = typical(problem), self.grid(problem, tile, device)
+        p, blocks = typical(problem, EVEN_UNKNOWN), self.grid(problem, tile, device)
         pairs = tile.rows * row_tiles_of(p, tile) * p.visible / p.S_q
         operations = 2.0 * (tile.head_dim + tile.value_dim) * pairs
         reads, part = _SCALED if p.spec.row_scale_block and not tile.few else (1, 1.0)
