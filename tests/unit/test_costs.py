@@ -115,7 +115,7 @@ def test_a_batch_that_decodes_counts_a_part_of_the_longest() -> None:
     assert typical(decodes, EVEN_UNKNOWN) == replace(decodes, S_k=6554)
     for known in (
         replace(decodes, batch=1),
-        replace(decodes, S_q=2),
+        replace(decodes, S_q=4),
         replace(decodes, spec=replace(decodes.spec, lengths=False)),
     ):
         assert typical(known) == known

@@ -18,8 +18,13 @@ from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.tuned.classes import representative
 from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
-from kernelseam_cuda.sm90.attention_cost import LONE_CONSUMER
-from kernelseam_cuda.sm90.attention_few import CLUSTER_PARTS, clusters_at_once, fits
+from kernelseam_cuda.sm90.attention_cost import LONE_CONSUMER, PAGES_AGAIN
+from kernelseam_cuda.sm90.attention_few import (
+    CLUSTER_PARTS,
+    clusters_at_once,
+    fits,
+    shared_rows,
+)
 from kernelseam_cuda.sm90.attention_tiles import FEW_QUERIES
 
 HALF, ROW = HopperAttention(), archs.row("sm_90a")
@@ -196,6 +201,17 @@ def test_heads_share_tiles_where_sequences_have_few_queries_on_average(
     assert expected_tiles(p, tile.bm, shared) == pytest.approx(
         found, rel=0.1, abs=16 * len(queries) / 2
     )
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads"),
+    [(257, 8), (300, 8), (306, 1), (513, 1)],  # 17, 19 and 20 tiles of 24; 33 of 40
+)
+def test_heads_share_more_queries_where_they_save_a_fifth_of_the_tiles(
+    queries: int, heads: int
+) -> None:
+    p = problem(queries, 2164, 64, 8, 3, causal=True)
+    assert shared_rows(p, HALF.tiles(p.spec, ROW)[0]).group_heads == heads
 
 
 def test_a_short_sequence_has_a_tile() -> None:
@@ -614,4 +630,4 @@ def test_later_tiles_over_pages_wait_as_long_as_the_first() -> None:
     work = HALF.work(p, HALF.tile(p, ROW, H200), PRODUCT)
     waves = -(-work.blocks // PRODUCT.limits.compute_units)
     assert waves > 1
-    assert waves * work.block_seconds == pytest.approx((waves - 1) * work.start)
+    assert waves * work.block_seconds == pytest.approx(PAGES_AGAIN * (waves - 1) * work.start)

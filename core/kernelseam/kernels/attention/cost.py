@@ -30,9 +30,9 @@ PAGED_SECONDS = 1.2e-6
 """Of a block that waits until it knows where the pages are."""
 PACKED_SECONDS = 5.3e-7
 """Of a block that waits until it knows where its sequence begins and ends."""
-AGAIN = 0.46
+AGAIN = 0.38
 """What a byte takes that a tile reads again, from the L2 cache, of one from memory: an H200's
-cache is three times as fast, by 569 random problems (``python -m benchmarks choices``), and so are
+cache is three times as fast, by 500 random problems (``python -m benchmarks choices``), and so are
 the seconds above."""
 ESTIMATED_RATE, ESTIMATED_BACKWARD = 0.4, 0.3
 """Rates of tiles that were not measured."""
@@ -93,14 +93,16 @@ def forward_work(p: AttentionProblem, tile: AttentionTile, device: Device) -> Wo
 
 
 def starting(
-    seconds: float, blocks: int, device: Device, again: float = STARTING
+    seconds: float, blocks: int, device: Device, again: float = STARTING, beside: int = 1
 ) -> dict[str, float]:
     """Fields of a launch's work, whose blocks take so long beside their keys: those of the first
-    wave overlap with nothing, of later ones ``again``, a part, is not hidden."""
-    waves = max(divide_up(blocks, max(device.limits.compute_units, 1)), 1)
+    wave overlap with nothing, of later ones ``again``, a part, is not hidden. So many blocks
+    ``beside`` each other on a compute unit start together."""
+    units = max(device.limits.compute_units, 1)
+    waves, later = (max(divide_up(blocks, n), 1) for n in (units, units * beside))
     return {
         "start": seconds,
-        "block_seconds": again * seconds * (waves - 1) / waves,
+        "block_seconds": again * seconds * (later - 1) / waves,
         "overlap": STREAMED,
     }
 

@@ -45,7 +45,7 @@ tile of rows."""
 # Seconds of an H200, to 5 % of 70 times (benchmarks/notes/choices.md).
 ITEM_SECONDS = 2.2e-6
 """Of a block's item beyond its first, beside its keys."""
-UNEVEN_SECONDS = 3.8e-6
+UNEVEN_SECONDS = 4.8e-6
 """Where blocks have parts of two items, of which they merge one each; where only the lengths in
 device memory say so, half of it counts."""
 MERGE_SECONDS, MERGED_SECONDS = 1.2e-6, 1.4e-10

@@ -12,8 +12,8 @@ UNKNOWN, EVEN_UNKNOWN = 0.9, 0.8
 in device memory: between batches that are equally long and those of any length up to it. Tiles of
 one sequence each wait for the longest, blocks that share all keys evenly do not (40 × 1 to 9435
 keys of 4/1 heads of 256: 42 and 21 µs; where all are equally long, the same within 10 %)."""
-DECODES = 1.5
-"""Queries of a sequence, on average, below which a batch decodes."""
+DECODES = 4
+"""Queries of a sequence, on average, below which a batch decodes, or checks drafts."""
 
 
 def mean_queries(p: AttentionProblem) -> float:

@@ -14,13 +14,13 @@ from kernelseam_cuda.sm90.attention_blocks import element_rate
 from kernelseam_cuda.sm90.attention_pages import COPIED_RATE
 from kernelseam_cuda.sm90.attention_tiles import CONSUMER_ROWS, HopperAttentionTile
 
-# Seconds are fitted to 569 random problems of H200s (benchmarks/notes/choices.md).
+# Seconds are fitted to 500 random problems of H200s (benchmarks/notes/choices.md).
 GROUPED_SECONDS = 1.2e-6
 """Added to a tile whose rows are the heads of a group: its result leaves from registers. A
 cluster's does so anyway."""
 PAGES_SECONDS = 1.9e-6
 """Added, in place of that, where the producer first reads where pages are."""
-PAGES_AGAIN = 1.0
+PAGES_AGAIN = 1.1
 """As ``STARTING``: a block asks for its next tile's pages when it begins with it (22 × 2 queries of
 64 keys, 176 tiles of 32/8 heads of 128: 9.9 µs, where 12 × 1 of 18, 96 tiles, take 6.6)."""
 PACKED_SECONDS, PACKED_BESIDE_PAGES = 3e-6, 2.7e-7
@@ -28,7 +28,7 @@ PACKED_SECONDS, PACKED_BESIDE_PAGES = 3e-6, 2.7e-7
 PARTS_SECONDS = 1.6e-6
 """Added to a part of a tile's keys, whose result is float32, where more parts than run at once hide
 none of it (6 × 192 queries of 16 heads of 64 on 3,712 keys: 54.6 µs whole, 61.9 in four parts)."""
-CLUSTER_SECONDS = 3.9e-6
+CLUSTER_SECONDS = 3.6e-6
 """Added where the parts of keys are a cluster's blocks: its start, and the merge."""
 LONE_CONSUMER = 0.84
 """Of a full tile's step, what one takes of whose consumers a single one has rows: the others pass
@@ -52,6 +52,7 @@ def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device)
     tiles = expected_tiles(p, tile.rows, tile.group_heads) * tile.parts
     if tile.parts > 1 and tiles > device.limits.compute_units * tile.blocks:
         seconds += PARTS_SECONDS
+    again = (PAGES_AGAIN, tile.blocks) if p.spec.kv_view == "paged" else (STARTING, 1)
     blocks, usual = _waves(tiles, tile, device.limits.compute_units), typical(p)
     return Work(
         usual.bytes_moved + again_bytes(usual, keys * tiles),
@@ -61,7 +62,7 @@ def forward_work(p: AttentionProblem, tile: HopperAttentionTile, device: Device)
         p.spec.dtype,
         tile.rate * element_rate(p) * (COPIED_RATE if tile.page_rows == 1 else 1.0),
         alone=keys / tile.bn * tile.step_seconds,
-        **starting(seconds, blocks, device, STARTING if p.spec.kv_view != "paged" else PAGES_AGAIN),
+        **starting(seconds, blocks, device, *again),
     )
 
 

@@ -279,21 +279,21 @@ FEW_QUERIES = (
     HopperAttentionTile(
         *(64, 64, 1, 64, 4, 2, 1, False, True, 16),
         most_rows=64,
-        rate=0.777,
+        rate=0.738,
         block_seconds=6.8e-7,
         step_seconds=2.7e-7,
         blocks=2,
     ),
     HopperAttentionTile(96, 96, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.85),
     HopperAttentionTile(
-        128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.943, block_seconds=1.5e-6
+        128, 128, 1, 128, 3, 1, 1, False, False, 24, most_rows=64, rate=0.99, block_seconds=1.5e-6
     ),
     HopperAttentionTile(
         *(128, 128, 1, 64, 2, 1, 1, False, False, 16),
         most_rows=64,
-        rate=0.941,
+        rate=0.894,
         block_seconds=3.9e-7,
-        step_seconds=4.8e-7,
+        step_seconds=5.8e-7,
         blocks=2,
     ),
     HopperAttentionTile(192, 128, 1, 128, 2, 1, 1, False, False, 24, most_rows=64, rate=1.1),
