@@ -226,7 +226,7 @@ class AttentionOptions(ScoreNumbers):
             "score_mod",
             "mask_mod",
         )
-        return tuple(n.replace("_", "-") for n in names if getattr(self, n) not in (None, False))
+        return tuple(n.replace("_", "-") for n in names if shapes.given(getattr(self, n)))
 
     def refuse_for_file(self) -> None:
         """Refuse options whose values come from the file."""
