@@ -38,6 +38,7 @@ from kernelseam.kernels.attention.row_kernels import (
 )
 from kernelseam.kernels.cache.cache import CACHE
 from kernelseam.kernels.covered import UNIFORM, Covered
+from kernelseam.kernels.gemm.bag_sums import BAG_SUMS, BagSumsSpec
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
@@ -346,6 +347,9 @@ def _small() -> Iterator[Covered]:
     for alone in (False, True):
         yield Covered(SUM_AXES, SumSpec(BF16, alone))
         yield Covered(SUM_AXES, SumSpec(BF16, alone, BF16), often=False)
+    yield Covered(BAG_SUMS, BagSumsSpec(BF16))
+    yield Covered(BAG_SUMS, BagSumsSpec(F16, 2))
+    yield Covered(BAG_SUMS, BagSumsSpec(F32), often=False)
     for kernel in (COMMON_PAGES, PREFIX_TABLES):
         yield Covered(kernel, TableSpec(packed=False))
         yield Covered(kernel, TableSpec(packed=True), often=False)
