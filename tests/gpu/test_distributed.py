@@ -82,9 +82,14 @@ def test_experts(ranks: Ranks, dtype: str, within: float, capacity: int | None) 
         assert max(made.values()) < within, made
 
 
+@pytest.mark.parametrize(
+    "way", [(False, False), (False, True), (True, False), (True, True)], ids=str
+)
 @pytest.mark.parametrize("form", ["one", "layer"])
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-4), ("bfloat16", 3e-2)])
-def test_experts_of_tokens(ranks: Ranks, dtype: str, within: float, form: str) -> None:
-    for made in ranks.run(distributed_experts.of_tokens, form, True, dtype):
+def test_experts_of_tokens(
+    ranks: Ranks, dtype: str, within: float, form: str, way: tuple[bool, bool]
+) -> None:
+    for made in ranks.run(distributed_experts.of_tokens, form, True, way, dtype):
         assert isinstance(made, dict), made
         assert max(made.values()) < within, made

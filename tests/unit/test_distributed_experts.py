@@ -4,6 +4,7 @@ by torch in float64."""
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 
@@ -11,6 +12,9 @@ pytest.importorskip("torch", reason="torch is not installed")
 import distributed_experts  # noqa: E402
 from gloo_ranks import Ranks  # noqa: E402
 from kernelseam.errors import InvalidValue  # noqa: E402
+
+WAYS = list(product([False, True], repeat=2))
+"""Whether all tokens go to each rank, and own ones' rows are multiplied apart."""
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -26,12 +30,12 @@ def test_results_and_gradients(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("factors", [False, True])
-@pytest.mark.parametrize("form", ["one", "layer"])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize(("form", "factors"), [("one", False), ("layer", True), ("led", True)])
 def test_tokens_go_once_and_their_sums_come_back(
-    ranks: Ranks, form: str, factors: bool, size: int
+    ranks: Ranks, form: str, factors: bool, way: tuple[bool, bool], size: int
 ) -> None:
-    for made in ranks.run(distributed_experts.of_tokens, form, factors, ranks=size):
+    for made in ranks.run(distributed_experts.of_tokens, form, factors, way, ranks=size):
         assert isinstance(made, dict), made
         single = made.pop("d_factors", 0.0)  # float32
         assert max(made.values()) < 1e-13 and single < 1e-6, (made, single)
@@ -39,7 +43,7 @@ def test_tokens_go_once_and_their_sums_come_back(
 
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("bfloat16", 3e-2)])
 def test_dtypes(ranks: Ranks, dtype: str, within: float) -> None:
-    for way in (("layer", 2, None), ("of_tokens", True)):
+    for way in (("layer", 2, None), *(("of_tokens", True, w) for w in WAYS)):
         name, *given = way
         function = getattr(distributed_experts, name)
         for made in ranks.run(function, "layer", *given, dtype, check=True, ranks=3):
@@ -75,18 +79,32 @@ def test_one_exchange_tells_how_many_rows_come(ranks: Ranks) -> None:
         assert sent == expected
 
 
-def test_a_token_is_sent_once_to_a_rank(ranks: Ranks) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_token_is_sent_once_to_a_rank(ranks: Ranks, way: tuple[bool, bool]) -> None:
     """Bytes sent: counts, the token and the factor of each row, and a token there and back for each
-    rank that has any of its experts."""
-    for sent, expected in ranks.run(distributed_experts.bytes_of_tokens, ranks=3):
+    rank that has any of its experts, or for each rank."""
+    for sent, expected in ranks.run(distributed_experts.bytes_of_tokens, *way, ranks=3):
         assert sent == expected
+
+
+@pytest.mark.parametrize(
+    ("ranks_", "rows", "share"),
+    [(2, 6, 0.984), (4, 6, 0.822), (8, 6, 0.551), (2, 1, 0.5), (3, 0, 0)],
+)
+def test_share_of_tokens_that_a_rank_is_expected_to_have(
+    ranks_: int, rows: int, share: float
+) -> None:
+    from kernelseam.distributed.tokens import _share
+
+    assert _share(ranks_, 10 * rows, 10) == pytest.approx(share, abs=1e-3)
 
 
 @pytest.mark.parametrize(
     "fault",
     [
         *("experts of other rows", "results of the row before", "gradients not sent back"),
-        *("a token of the row before", "a rank's sums left out"),
+        *("a token of the row before", "tokens of another rank"),
+        *("own sums left out", "another rank's sums left out"),
     ],
 )
 def test_a_planted_fault_is_seen(ranks: Ranks, fault: str) -> None:

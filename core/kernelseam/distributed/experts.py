@@ -67,8 +67,9 @@ def grouped_mm(
     With ``a_indices``, int32 [T], row i is row a_indices[i] of a [tokens, K], and the result
     [tokens, N] has of each token the sum of its rows, each times ``out_factors[i]``, float32 [T],
     where that is given: a whole layer of experts with its router's weights. A token then goes once
-    to each rank that has any of its experts, and its sum there, rounded to a's dtype, comes back.
-    The last step has to be weights; ``capacity`` and ``chunks`` are refused.
+    to each rank that has any of its experts (to every rank where most are expected to have some),
+    and its sum there, rounded to a's dtype, comes back. The last step has to be weights;
+    ``capacity`` and ``chunks`` are refused.
 
     Every rank calls it alike and walks its gradients back alike, one without rows, too: a rank
     whose loss does not depend on its result, or that asks for other gradients, leaves the others

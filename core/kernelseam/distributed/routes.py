@@ -5,7 +5,7 @@ where the received rows' gradient is there, and waited for where that of the sen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from kernelseam.distributed.transfers import Transfer, exchange
 from kernelseam.interop.torch_function import Gradients, differentiable_once
 
 Tensor = Any
+Write = Callable[[Tensor], object]
 _FUNCTION = "kernelseam.distributed.grouped_mm"
 
 
@@ -38,12 +39,14 @@ class Route:
         waited: Tensor = _End.apply(self, x)
         return waited
 
-    def start(self, parts: Sequence[Tensor], lengths: Sequence[int], step: str) -> Tensor:
-        """Send the parts, and receive parts of these lengths into what is returned."""
+    def start(
+        self, parts: Sequence[Tensor], lengths: Sequence[int], step: str, own: Write | None = None
+    ) -> Tensor:
+        """Send the parts, and receive parts of these lengths into what is returned. ``own`` writes
+        this rank's part to where it belongs, a copy by default, while the others travel."""
         out = parts[0].new_empty(sum(lengths), parts[0].shape[1])
         places, mine = out.split(lengths), self.axis.index
         self._kept = [p.contiguous() for p in parts]
-        places[mine].copy_(self._kept[mine])
         others = [i for i in range(self.axis.size) if i != mine]
         self._transfer = exchange(
             self.axis,
@@ -51,6 +54,10 @@ class Route:
             [(places[i], i) for i in others if len(places[i])],
             step,
         )
+        if own is None:
+            places[mine].copy_(self._kept[mine])
+        else:
+            own(places[mine])
         return out
 
     def wait(self) -> None:
@@ -60,8 +67,9 @@ class Route:
         transfer.wait()
         self._kept = ()
 
-    def forth(self, parts: Sequence[Tensor]) -> Tensor:
-        return self.start(parts, self.received, self._step)
+    def forth(self, parts: Sequence[Tensor], own: Write | None = None) -> Tensor:
+        """``begin`` without gradients; ``own`` as in ``start``."""
+        return self.start(parts, self.received, self._step, own)
 
     def turned(self, gradient: Tensor) -> None:
         """Begin the way back."""

@@ -40,7 +40,7 @@ class Sum:
         spans = [(begin, begin + x.shape[2]) for begin, x in self._terms]
         ends = sorted({0, rows, *(end for span in spans for end in span)})
         for begin, end in pairwise(ends):
-            _write(
+            write_sum(
                 out[:, :, begin:end],
                 [
                     x[:, :, begin - a : end - a]
@@ -51,7 +51,8 @@ class Sum:
         return out
 
 
-def _write(to: Tensor, terms: Sequence[Tensor]) -> None:
+def write_sum(to: Tensor, terms: Sequence[Tensor]) -> None:
+    """The sum, in float32 (float64 of float64), rounded once."""
     if not terms:
         to.zero_()
         return

@@ -1,11 +1,13 @@
 """Experts' rows that are tokens, each in several rows: a token goes once to each rank that has any
 of its experts, and once comes back, as the sum of its rows there. Every rank tells the others its
-counts in one exchange, which the host reads.
+counts in one exchange, which the host reads. Rows of own tokens are multiplied while others travel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,13 +16,28 @@ from torch.nn.functional import pad
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.routes import Route
 from kernelseam.distributed.transfers import all_gather
+from kernelseam.distributed.trips import Join, Leave, Part, Product, Trips
+from kernelseam.forking import cached_property
 from kernelseam.frozen import dataclass
-from kernelseam.interop.torch_function import Gradients, differentiable_once
 from kernelseam.interop.torch_library.bags import Bags
-from kernelseam.ops.grouped_gemm import grouped_mm
 
 Tensor = Any
-_FUNCTION = "kernelseam.distributed.grouped_mm"
+_ALL = 0.75
+"""Where ranks are expected to have so large a share of the tokens, all tokens go to each."""
+_APART = 512
+"""Rows of an expert, on average, from which on those of own tokens are multiplied apart, while
+others travel; of fewer, reading the weights twice would cost more."""
+
+
+def _share(ranks: int, rows: int, tokens: int) -> float:
+    """Of tokens, each in rows/tokens rows, that a rank has any of, were they spread evenly."""
+    return 1 - float((1 - 1 / ranks) ** (rows / max(tokens, 1)))
+
+
+@lru_cache(256)
+def _numbers(device: Any, *numbers: int) -> Tensor:
+    """What the host knows, int32 on a device: copied there once."""
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +53,10 @@ class Rows:
 
 
 class Sent:
-    """Which of this rank's tokens go to which of n ranks."""
+    """Which of this rank's tokens go to which of n ranks, where not all go to each; none go to the
+    rank ``without``."""
 
-    def __init__(self, rows: Rows, tokens: int, size: int) -> None:
+    def __init__(self, rows: Rows, tokens: int, size: int, without: int | None) -> None:
         offs, each = rows.offs, rows.offs.shape[0] // size
         ends = offs[each - 1 :: each].contiguous() if each else offs.new_zeros(size)
         number = torch.arange(len(rows.tokens), dtype=torch.int32, device=offs.device)
@@ -47,6 +65,8 @@ class Sent:
         self._cells = owner * tokens + rows.tokens
         there = offs.new_zeros(size + 1, tokens)
         there.view(-1).index_fill_(0, self._cells, 1)
+        if without is not None:
+            there[without] = 0
         self._there, self._places = there[:size], there.cumsum(1, dtype=torch.int64) - 1
         self.counts = self._there.sum(1)
         """int64 [n]."""
@@ -76,17 +96,18 @@ def _compact(place: Tensor, values: Tensor, there: Tensor) -> Tensor:
     return made
 
 
-class _Read:
-    """Integers of a device that the host reads while the device goes on."""
+class _Told:
+    """What each rank tells the others, int32 each, while the device goes on."""
 
-    def __init__(self, x: Tensor) -> None:
-        self._x, self._event = x, None
-        if x.device.type != "cpu":
-            self._x = x.to("cpu", non_blocking=True)
-            self._event = torch.Event(x.device)
+    def __init__(self, axis: Axis, told: Tensor, step: str) -> None:
+        self._x, self._event = all_gather(axis, told, step), None
+        if told.device.type != "cpu":
+            self._x = self._x.to("cpu", non_blocking=True)
+            self._event = torch.Event(told.device)
             self._event.record()
 
-    def rows(self) -> list[list[int]]:
+    def read(self) -> list[list[int]]:
+        """Of each rank."""
         if self._event is not None:
             self._event.synchronize()
         found: list[list[int]] = self._x.tolist()
@@ -109,172 +130,126 @@ class Layer:
         """[tokens, N] of x [tokens, K]. ``read`` refuses what ranks' ends hold, ``applied`` calls a
         step that is a function."""
         axis, rows, n, me = self.axis, self.rows, self.axis.size, self.axis.index
-        experts, device = rows.offs.shape[0], x.device
-        sent = Sent(rows, len(x), n)
-        told = pad(torch.cat([rows.offs, sent.counts.int()]), (0, 1), value=len(rows.tokens))
-        everywhere = all_gather(axis, told, f"exchange of counts{self.step}")
-        told_to_host = _Read(everywhere)
-        # Of each row: its token's place, as the bits of a float32, and the factor.
-        said = [sent.places.view(torch.float32)]
-        said += [] if rows.factors is None else [rows.factors]
-        pairs = torch.stack(said, 1)
-        taken, placed, ends_of_tokens = sent.lists()
-        ends = everywhere[:, :experts]
-        counts = ends.diff(dim=1, prepend=ends.new_zeros(n, 1)).unflatten(1, (n, -1))[:, me]
-        received = everywhere[:, experts + me]
-        first, of_source = received.cumsum(0) - received, counts.sum(1)
-        number = torch.arange(counts.shape[1], device=device, dtype=torch.int32)
-        expert, of_expert = number.repeat(n), counts.flatten()
-        known = told_to_host.rows()
-        read([(*of[:experts], of[-1]) for of in known])
-
-        def rows_of(source: int, place: int) -> int:
-            ends, each = (0, *known[source]), experts // n
-            return int(ends[(place + 1) * each] - ends[place * each])
-
-        going, coming = known[me][experts:-1], [of[experts + me] for of in known]
-        out = [rows_of(me, place) for place in range(n)]
-        here = [rows_of(source, me) for source in range(n)]
+        experts, tokens = rows.offs.shape[0], len(x)
+        for i in range(self._products[0]):
+            x = applied(i, x)
+        told = torch.cat([rows.offs, _numbers(x.device, len(rows.tokens), tokens)])
+        everywhere = _Told(axis, told, f"exchange of counts{self.step}")
+        # Of each row: its token, as the bits of a float32, and the factor.
+        said = [] if rows.factors is None else [rows.factors]
+        pairs = torch.stack([rows.tokens.view(torch.float32), *said], 1)
+        known = everywhere.read()
+        read([of[:-1] for of in known])
+        each = experts // n
+        ends = [(0, *of[:experts]) for of in known]
+        cuts = [[of[i * each] for i in range(n + 1)] for of in ends]
+        out = [end - begin for begin, end in pairwise(cuts[me])]
+        here = [of[me + 1] - of[me] for of in cuts]
+        apart = n == 1 or sum(here) >= _APART * each
+        going, coming = [tokens] * n, [of[-1] for of in known]
+        taken = bags = None
+        if n > 1 and _share(n, sum(of[-1] for of in cuts), sum(coming)) < _ALL:
+            sent = Sent(rows, tokens, n, me if apart else None)
+            counts = _Told(axis, sent.counts.int(), f"exchange of tokens' counts{self.step}")
+            pairs = torch.stack([sent.places.view(torch.float32), *said], 1)
+            taken, placed, ends_of_tokens = sent.lists()
+            of_ranks = counts.read()
+            going, coming = of_ranks[me], [of[me] for of in of_ranks]
+            taken, bags = taken[: sum(going)], Bags(placed[: sum(going)], ends_of_tokens)
+        elif apart:
+            going[me] = coming[me] = 0
+        trips = Trips(axis, going, coming, taken, bags, self.step)
+        own, leaving = Leave.apply(trips, x)
+        first, second, *_ = *self._products, len(self.steps)
+        if apart:
+            part = self._own(cuts[me][me], cuts[me][me + 1], tokens)
+            own = self._through(own, part, applied, first, first + 1)
+        if n == 1:
+            return self._through(own, part, applied, first + 1)
+        # begun behind the own product alone: what follows it runs beside them
+        parts = list(pairs[: sum(out)].split(out))
+        if apart:
+            parts[me] = parts[me][:0]
+            out[me] = here[me] = 0
         of_rows = Route(axis, out, here, f"rows' tokens{self.step}")
-        pairs = of_rows.begin(pairs[: sum(out)].split(out))
-        taken, bags = taken[: sum(going)], Bags(placed[: sum(going)], ends_of_tokens)
-        forth = Route(axis, going, coming, f"tokens to experts{self.step}")
-        tokens = forth.begin(_Take.apply(x, taken, bags).split(going))
-        first = first.repeat_interleave(of_source, output_size=sum(here))
-        expert = expert.repeat_interleave(of_expert, output_size=sum(here))
-        by_expert, order = expert.sort(stable=True)
-        offs = torch.searchsorted(by_expert, number, right=True, out_int32=True)
-        pairs = of_rows.end(pairs)
-        place = pairs.detach()[:, 0].contiguous().view(torch.int32)
-        token = (place + first)[order].int()
-        added = Bags.of(token, sum(coming))
-        factors = None if rows.factors is None else pairs[:, 1][order]
-        y = self._multiplied(forth.end(tokens), offs, token, added, factors, applied)
-        back = Route(axis, coming, going, f"results{self.step}")
-        y = back.end(back.begin(y.split(coming)))
-        summed: Tensor = _Add.apply(y, taken, bags)
-        return summed
+        pairs = of_rows.begin(parts)
+        trips.to_experts(x.detach(), "tokens to experts")
+        if apart:
+            own = self._through(own, part, applied, first + 1, second)
+        mine = [of[me * each : (me + 1) * each + 1] for of in ends]
+        if apart:
+            mine[me] = (0,) * (each + 1)
+        others = self._others(mine, here, of_rows, pairs, trips)
+        leaving = self._through(leaving, others, applied, first)
+        if apart:
+            own = self._through(own, part, applied, second)
+        joined: Tensor = Join.apply(trips, leaving, own if apart else None)
+        return joined
 
-    def _multiplied(
+    def _own(self, begin: int, end: int, tokens: int) -> Part:
+        """Rows of own tokens, from one to another, of experts here."""
+        rows, each = self.rows, self.rows.offs.shape[0] // self.axis.size
+        first = self.axis.index * each
+        token = rows.tokens[begin:end]
+        factors = None if rows.factors is None else rows.factors[begin:end]
+        offs = rows.offs[first : first + each] - begin
+        return Part(offs, token, tokens, factors, None, self.options)
+
+    def _others(
         self,
-        x: Tensor,
-        offs: Tensor,
-        token: Tensor,
-        added: Bags,
-        factors: Tensor | None,
-        applied: Any,
+        ends: Sequence[Sequence[int]],
+        here: Sequence[int],
+        of_rows: Route,
+        pairs: Tensor,
+        trips: Trips,
+    ) -> Part:
+        """Rows of what comes, whose tokens and factors are under way."""
+        offs, order = self._ordered(ends)
+        pairs = of_rows.end(pairs)
+        token, first = pairs.detach().view(torch.int32)[:, 0].clone(), 0
+        for part, count in zip(token.split(here), trips.coming, strict=True):
+            if first and len(part):
+                part.add_(first)
+            first += count
+        token = token.index_select(0, order)
+        factors = None if self.rows.factors is None else pairs[:, 1].index_select(0, order)
+        made = Part(offs, token, first, factors, trips, self.options)
+        made.bags  # noqa: B018  while tokens travel
+        return made
+
+    def _ordered(self, ends: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Where the rows of each of this rank's experts end, and of each row by expert its place
+        among those that came, one rank's after the other's. ``ends``: each rank's."""
+        each, device = len(ends[0]) - 1, self.rows.offs.device
+        counts, shifts, offs = list[int](), list[int](), list[int]()
+        first, total = [0, *accumulate(of[-1] - of[0] for of in ends)], 0
+        for expert in range(each):
+            for begin, of in zip(first, ends, strict=False):
+                counts.append(of[expert + 1] - of[expert])
+                shifts.append(begin + of[expert] - of[0] - total)
+                total += counts[-1]
+            offs.append(total)
+        made = torch.tensor([*counts, *shifts, *offs], dtype=torch.int32)
+        counted, shifted, of_expert = made.to(device, non_blocking=True).split(
+            [len(counts), len(shifts), each]
+        )
+        number = torch.arange(total, dtype=torch.int32, device=device)
+        return of_expert, number + shifted.repeat_interleave(counted, output_size=total)
+
+    def _through(
+        self, x: Tensor, part: Part, applied: Any, begin: int, end: int | None = None
     ) -> Tensor:
-        """Of the tokens that came their sums over this rank's experts."""
-        products = [i for i, s in enumerate(self.steps) if isinstance(s, torch.Tensor)]
-        for i, step in enumerate(self.steps):
-            if i not in products:
+        """Through the steps from one to another, by default the last."""
+        first, *_, last = *self._products, self._products[-1]
+        for i, step in list(enumerate(self.steps))[begin:end]:
+            if i not in self._products:
                 x = applied(i, x)
                 continue
-            last = i == products[-1]
-            how = _How(offs, token, added, i == products[0], last, self.options)
-            x = _Product.apply(how, x, step, factors if last else None)
+            factors = part.factors if i == last else None
+            x = Product.apply(part, (i == first, i == last), x, step, factors)
         return x
 
-
-@dataclass(frozen=True, eq=False)
-class _How:
-    """A product of rows by expert."""
-
-    offs: Tensor
-    token: Tensor
-    bags: Bags
-    gathers: bool
-    """Its rows are tokens'."""
-    adds: bool
-    """Its result is the tokens' sums."""
-    options: Mapping[str, Any]
-
-    def multiplied(self, a: Tensor, b: Tensor, factors: Tensor | None, of: bool) -> Tensor:
-        """Rows by expert, of tokens' rows where ``of``."""
-        return grouped_mm(
-            a,
-            b,
-            self.offs,
-            a_indices=self.token if of else None,
-            out_factors=factors,
-            precision=self.options["precision"],
-            backend=self.options["backend"],
-            implementation=self.options["implementation"],
-        )
-
-
-class _Product(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, how: _How, x: Tensor, w: Tensor, factors: Tensor | None) -> Tensor:
-        y = how.multiplied(x, w, factors, how.gathers)
-        ctx.how = how
-        ctx.save_for_backward(x, w, factors)
-        return how.bags.sums(y) if how.adds else y
-
-    @staticmethod
-    @differentiable_once(_FUNCTION)
-    def backward(ctx: Any, dy: Tensor) -> Gradients:
-        x, w, factors = ctx.saved_tensors
-        how, (_, of_x, of_w, of_factors) = ctx.how, ctx.needs_input_grad
-        options = {**how.options, "implementation": how.options["bwd_implementation"]}
-        back = _How(how.offs, how.token, how.bags, how.adds, how.gathers, options)
-        dy = dy.contiguous()
-        dx = dw = dfactors = None
-        rows = x.index_select(0, how.token) if how.gathers and (of_w or of_factors) else x
-        if of_x or of_factors:
-            dx = back.multiplied(dy, w.mT, None if of_factors else factors, back.gathers)
-            if of_factors:
-                kind = torch.promote_types(dx.dtype, factors.dtype)
-                dfactors = (dx.to(kind) * rows).sum(-1).to(factors.dtype)
-                dx = _times(dx, factors)
-            dx = (back.bags.sums(dx) if back.adds else dx) if of_x else None
-        if of_w:
-            right = dy.index_select(0, how.token) if how.adds else dy
-            if factors is not None:  # on the narrower side
-                if rows.shape[1] <= right.shape[1]:
-                    rows = _times(rows, factors)
-                else:
-                    right = _times(right, factors)
-            as_it_lies = w.stride(-2) == 1
-            dw = _summed(right, rows, back).mT if as_it_lies else _summed(rows, right, back)
-        return None, dx, dw, dfactors
-
-
-def _times(x: Tensor, factors: Tensor) -> Tensor:
-    """x's rows times a number each, in x's dtype."""
-    return torch.mul(x, factors[:, None], out=torch.empty_like(x))
-
-
-def _summed(left: Tensor, right: Tensor, how: _How) -> Tensor:
-    """leftᵀ·right of each expert's rows."""
-    options = {n: how.options[n] for n in ("precision", "backend", "implementation")}
-    return grouped_mm(left.mT, right, how.offs, **options)
-
-
-class _Take(torch.autograd.Function):  # type: ignore[misc]
-    """Rows of x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, taken: Tensor, bags: Bags) -> Tensor:
-        ctx.bags = bags
-        return x.index_select(0, taken)
-
-    @staticmethod
-    @differentiable_once(_FUNCTION)
-    def backward(ctx: Any, gradient: Tensor) -> Gradients:
-        return ctx.bags.sums(gradient), None, None
-
-
-class _Add(torch.autograd.Function):  # type: ignore[misc]
-    """The sums of these rows: what ``_Take`` does, the other way."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, taken: Tensor, bags: Bags) -> Tensor:
-        ctx.save_for_backward(taken)
-        return bags.sums(x)
-
-    @staticmethod
-    @differentiable_once(_FUNCTION)
-    def backward(ctx: Any, gradient: Tensor) -> Gradients:
-        (taken,) = ctx.saved_tensors
-        return gradient.index_select(0, taken), None, None
+    @cached_property
+    def _products(self) -> list[int]:
+        """Which steps are weights."""
+        return [i for i, s in enumerate(self.steps) if isinstance(s, torch.Tensor)]

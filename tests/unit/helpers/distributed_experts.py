@@ -129,11 +129,28 @@ def token_operands(rank: int, size: int) -> tuple[Any, ...]:
     return x, dy, indices, rng.random(rows, np.float32), operands(rank, size)["offs"]
 
 
+@contextmanager
+def sent(everywhere: bool, apart: bool) -> Iterator[None]:
+    """Whether all tokens go to each rank, and own ones' rows are multiplied apart."""
+    from kernelseam.distributed import tokens
+
+    with (
+        mock.patch.object(tokens, "_ALL", 0.0 if everywhere else 2.0),
+        mock.patch.object(tokens, "_APART", 0 if apart else 1 << 30),
+    ):
+        yield
+
+
 def of_tokens(
-    group: Any, form: str, factors: bool, dtype: str = "float64", **options: Any
+    group: Any,
+    form: str,
+    factors: bool,
+    way: tuple[bool, bool],
+    dtype: str = "float64",
+    **options: Any,
 ) -> dict[str, Any]:
     """The errors of this rank's result and gradients, of rows that are tokens, each in several
-    rows and some in none, and two rows behind the last expert's."""
+    rows and some in none, and two rows behind the last expert's. ``way``: as of ``sent``."""
     import torch
     import torch.distributed as dist
     from gloo_ranks import device_of
@@ -153,15 +170,21 @@ def of_tokens(
     x, dy, indices, weights, offs = tensors(rank)
     own = [all_weights[n][mine].detach().clone().requires_grad_() for n in names]
     leaf, f = x.clone().requires_grad_(), weights.clone().requires_grad_()
-    y = distributed.grouped_mm(
-        leaf,
-        own[0] if form == "one" else [own[0], swiglu, own[1]],
-        offs,
-        group=group,
-        a_indices=indices,
-        out_factors=f if factors else None,
-        **options,
-    )
+    steps = {
+        "one": own[0],
+        "layer": [own[0], swiglu, own[-1]],
+        "led": [torch.tanh, own[0], swiglu, own[-1]],
+    }
+    with sent(*way):
+        y = distributed.grouped_mm(
+            leaf,
+            steps[form],
+            offs,
+            group=group,
+            a_indices=indices,
+            out_factors=f if factors else None,
+            **options,
+        )
     y.backward(dy)
 
     wanted, loss = [], torch.zeros((), dtype=torch.float64, device=device)
@@ -170,6 +193,7 @@ def of_tokens(
         x, weights = x.double().requires_grad_(), weights.double().requires_grad_()
         rows, experts = torch.from_numpy(kept(of, None)).to(device)
         z = x[indices[rows].long()]
+        z = z.tanh() if form == "led" else z
         for i, w in enumerate(leaves):
             z = torch.einsum("tk,tkn->tn", swiglu(z) if i else z, w[experts])
         z = z * weights[rows, None] if factors else z
@@ -257,7 +281,7 @@ def bytes_sent(group: Any) -> tuple[int, int]:
     return m.sent, int(4 * (EXPERTS + 1) * (size - 1) + 8 * (out * K + back * N))
 
 
-def bytes_of_tokens(group: Any) -> tuple[int, int]:
+def bytes_of_tokens(group: Any, everywhere: bool, apart: bool) -> tuple[int, int]:
     import torch
     import torch.distributed as dist
     from kernelseam import distributed
@@ -267,45 +291,51 @@ def bytes_of_tokens(group: Any) -> tuple[int, int]:
     mine = slice(rank * each, (rank + 1) * each)
     x, _, indices, weights, offs = map(torch.from_numpy, token_operands(rank, size))
     one = torch.from_numpy(operands(0, 1)["one"][mine])
-    with distributed.measured() as m:
+    with distributed.measured() as m, sent(everywhere, apart):
         distributed.grouped_mm(x, one, offs, group=group, a_indices=indices, out_factors=weights)
 
     def counts(of: int, to: int) -> tuple[int, int]:
         """(rows, tokens) that go from one rank to another."""
         rows, experts = kept(of, None)
-        indices = token_operands(of, size)[2]
+        of_tokens, _, indices = token_operands(of, size)[:3]
         there = indices[rows[experts // each == to]]
-        return len(there), len(np.unique(there))
+        return len(there), len(of_tokens) if everywhere else len(np.unique(there))
 
     others = [r for r in range(size) if r != rank]
     rows = sum(counts(rank, r)[0] for r in others)
     forth, back = (sum(counts(*p)[1] for p in pairs) for pairs in
                    ([(rank, r) for r in others], [(r, rank) for r in others]))  # fmt: skip
-    return m.sent, 4 * (EXPERTS + size + 1) * (size - 1) + 8 * (rows + forth * K + back * N)
+    told = EXPERTS + 2 + (0 if everywhere else size)
+    return m.sent, 4 * told * (size - 1) + 8 * (rows + forth * K + back * N)
 
 
 def faulty(group: Any, fault: str) -> dict[str, float]:
     """The layer with a fault planted into this process."""
-    import torch
-    from kernelseam.distributed import experts, routes, tokens
+    from kernelseam.distributed import experts, routes, tokens, trips
+    from kernelseam.distributed.sums import write_sum
 
     if fault == "a token of the row before":
         places = vars(tokens.Sent)["places"].fget
         moved = property(lambda self: places(self).roll(1))
         with mock.patch.object(tokens.Sent, "places", moved):
-            return of_tokens(group, "layer", True)
-    if fault == "a rank's sums left out":
-        right_add = tokens._Add.forward
-        with mock.patch.object(
-            tokens._Add,
-            "forward",
-            staticmethod(
-                lambda ctx, x, *given: right_add(
-                    ctx, x.index_fill(0, torch.arange(len(x) // 2), 0), *given
-                )
-            ),
+            return of_tokens(group, "layer", True, (False, False))
+    if fault == "own sums left out":
+        joined = trips.Trips.joined
+        with mock.patch.object(trips.Trips, "joined", lambda self, own: joined(self, own * 0)):
+            return of_tokens(group, "layer", True, (True, True))
+    if fault == "another rank's sums left out":
+        with mock.patch(
+            "kernelseam.distributed.trips.write_sum", lambda out, terms: write_sum(out, terms[:1])
         ):
-            return of_tokens(group, "layer", True)
+            return of_tokens(group, "layer", True, (True, False))
+    if fault == "tokens of another rank":
+        ordered = tokens.Layer._ordered
+        with mock.patch.object(
+            tokens.Layer,
+            "_ordered",
+            lambda *given: (ordered(*given)[0], ordered(*given)[1].flip(0)),
+        ):
+            return of_tokens(group, "layer", True, (True, False))
     if fault == "experts of other rows":
         right = experts._ShardedProduct._multiplied
         with mock.patch.object(
