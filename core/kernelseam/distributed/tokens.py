@@ -135,9 +135,7 @@ class Layer:
             x = applied(i, x)
         told = torch.cat([rows.offs, _numbers(x.device, len(rows.tokens), tokens)])
         everywhere = _Told(axis, told, f"exchange of counts{self.step}")
-        # Of each row: its token, as the bits of a float32, and the factor.
-        said = [] if rows.factors is None else [rows.factors]
-        pairs = torch.stack([rows.tokens.view(torch.float32), *said], 1)
+        pairs = self._pairs(rows.tokens)
         known = everywhere.read()
         read([of[:-1] for of in known])
         each = experts // n
@@ -146,19 +144,13 @@ class Layer:
         out = [end - begin for begin, end in pairwise(cuts[me])]
         here = [of[me + 1] - of[me] for of in cuts]
         apart = n == 1 or sum(here) >= _APART * each
-        going, coming = [tokens] * n, [of[-1] for of in known]
-        taken = bags = None
-        if n > 1 and _share(n, sum(of[-1] for of in cuts), sum(coming)) < _ALL:
-            sent = Sent(rows, tokens, n, me if apart else None)
-            counts = _Told(axis, sent.counts.int(), f"exchange of tokens' counts{self.step}")
-            pairs = torch.stack([sent.places.view(torch.float32), *said], 1)
-            taken, placed, ends_of_tokens = sent.lists()
-            of_ranks = counts.read()
-            going, coming = of_ranks[me], [of[me] for of in of_ranks]
-            taken, bags = taken[: sum(going)], Bags(placed[: sum(going)], ends_of_tokens)
-        elif apart:
-            going[me] = coming[me] = 0
-        trips = Trips(axis, going, coming, taken, bags, self.step)
+        coming = [of[-1] for of in known]
+        all_go = n == 1 or _share(n, sum(of[-1] for of in cuts), sum(coming)) >= _ALL
+        if all_go:
+            trips = self._of_all(tokens, coming, apart)
+        else:
+            trips, places = self._of_some(tokens, apart)
+            pairs = self._pairs(places)
         own, leaving = Leave.apply(trips, x)
         first, second, *_ = *self._products, len(self.steps)
         if apart:
@@ -185,6 +177,33 @@ class Layer:
             own = self._through(own, part, applied, second)
         joined: Tensor = Join.apply(trips, leaving, own if apart else None)
         return joined
+
+    def _pairs(self, tokens: Tensor) -> Tensor:
+        """Of each row its token, as the bits of a float32, and the factor."""
+        factors = self.rows.factors
+        of_rows = [tokens.view(torch.float32), *([] if factors is None else [factors])]
+        return torch.stack(of_rows, 1)
+
+    def _of_all(self, tokens: int, coming: list[int], apart: bool) -> Trips:
+        """All tokens go to each rank; own ones nowhere where they are multiplied apart."""
+        going = [tokens] * self.axis.size
+        if apart:
+            going[self.axis.index] = coming[self.axis.index] = 0
+        return Trips(self.axis, going, coming, None, None, self.step)
+
+    def _of_some(self, tokens: int, apart: bool) -> tuple[Trips, Tensor]:
+        """Tokens go to the ranks of their experts: how, and of each row its token's place among
+        those that go to the same rank."""
+        me = self.axis.index
+        sent = Sent(self.rows, tokens, self.axis.size, me if apart else None)
+        counts = _Told(self.axis, sent.counts.int(), f"exchange of tokens' counts{self.step}")
+        taken, placed, ends = sent.lists()
+        places = sent.places
+        of_ranks = counts.read()
+        going, total = of_ranks[me], sum(of_ranks[me])
+        bags = Bags(placed[:total], ends)
+        coming = [of[me] for of in of_ranks]
+        return Trips(self.axis, going, coming, taken[:total], bags, self.step), places
 
     def _own(self, begin: int, end: int, tokens: int) -> Part:
         """Rows of own tokens, from one to another, of experts here."""
