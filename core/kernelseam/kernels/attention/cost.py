@@ -99,10 +99,11 @@ def starting(
     wave overlap with nothing, of later ones ``again``, a part, is not hidden. So many blocks
     ``beside`` each other on a compute unit start together."""
     units = max(device.limits.compute_units, 1)
-    waves, later = (max(divide_up(blocks, n), 1) for n in (units, units * beside))
+    waves = max(-(-blocks // units), 1)
+    later = -(-blocks // (units * beside)) - 1
     return {
         "start": seconds,
-        "block_seconds": again * seconds * (later - 1) / waves,
+        "block_seconds": again * seconds * max(later, 0) / waves,
         "overlap": STREAMED,
     }
 

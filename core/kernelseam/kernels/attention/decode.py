@@ -239,7 +239,8 @@ class AttentionDecode(KernelDefinition):
             operations,
             p.spec.dtype,
             tile.rate,
-            start=tile.block_seconds + _beside_keys(problem, tile, blocks),
+            start=tile.block_seconds
+            + _beside_keys(problem, tile, p.batch * p.kv_heads * rows, blocks),
             overlap=STREAMED,
         )
 
@@ -266,30 +267,31 @@ class AttentionDecode(KernelDefinition):
 DECODE = AttentionDecode()
 
 
-def _items(p: AttentionProblem, tile: DecodeTile) -> int:
-    return p.batch * p.kv_heads * divide_up(p.S_q * p.head_group, tile.rows)
-
-
 def _places(p: AttentionProblem, tile: DecodeTile) -> int:
     """Of the kernel's list, where every sequence is as long as it can be."""
-    return _items(p, tile) * (max(divide_up(p.S_k, tile.bn), tile.warps) + tile.item_cost)
+    rows = divide_up(p.S_q * p.head_group, tile.rows)
+    return p.batch * p.kv_heads * rows * _places_of_item(p, tile)
 
 
-def _beside_keys(p: AttentionProblem, tile: DecodeTile, blocks: int) -> float:
+def _places_of_item(p: AttentionProblem, tile: DecodeTile) -> int:
+    return max(-(-p.S_k // tile.bn), tile.warps) + tile.item_cost
+
+
+def _beside_keys(p: AttentionProblem, tile: DecodeTile, items: int, blocks: int) -> float:
     """Seconds of a block's items and of merging their parts, as cut.h cuts items of one length:
     whole, into equal parts, or else unevenly. So are all whose lengths differ."""
-    items, uneven = _items(p, tile), UNEVEN_SECONDS * (p.spec.lengths and p.batch > 1)
     if not items or not blocks:
         return 0.0
-    places, parts, together = _places(p, tile) // items, blocks // items, divide_up(items, blocks)
+    places, parts, together = _places_of_item(p, tile), blocks // items, -(-items // blocks)
     even = items * places / blocks
     longest = (places - tile.item_cost) / parts if parts > 1 else together * places
     if longest > even + max(even / 16, tile.item_cost):
         return UNEVEN_SECONDS + max(items / blocks - 1, 0.0) * ITEM_SECONDS
-    if parts < 2:
-        return (together - 1) * ITEM_SECONDS + uneven / 2
-    merged = parts * min(p.S_q * p.head_group, tile.rows) * p.spec.value_dim
-    return MERGE_SECONDS + merged * MERGED_SECONDS
+    if parts > 1:
+        merged = parts * min(p.S_q * p.head_group, tile.rows) * p.spec.value_dim
+        return MERGE_SECONDS + merged * MERGED_SECONDS
+    uneven = UNEVEN_SECONDS / 2 if p.spec.lengths and p.batch > 1 else 0.0
+    return (together - 1) * ITEM_SECONDS + uneven
 
 
 @lru_cache(512)

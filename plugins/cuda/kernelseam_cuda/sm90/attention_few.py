@@ -51,7 +51,7 @@ def shared_rows(p: AttentionProblem, tile: HopperAttentionTile) -> HopperAttenti
     """The tile with rows of all heads of a group, or of an equal part of them, whichever makes the
     fewest tiles. Such rows are not stored by TMA, which costs more than the last tile's empty rows
     of many."""
-    shared = tile.sharing(_sharing(p, tile.bm))
+    shared = tile.sharing(_sharing(p, tile.bm)) if p.head_group > 1 else tile
     if mean_queries(p) > MOST_QUERIES * tile.bm:
         tiles = expected_tiles(p, shared.rows, shared.group_heads)
         if tiles > WORTH_SHARING * expected_tiles(p, tile.bm, 1):
@@ -77,10 +77,13 @@ def fits(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
     multiprocessors idle."""
     if tile.blocks > 1 and p.S_q < FEWEST_QUERIES:
         return False
-    if _few_enough(p, tile):
+    most = SMALL_TILES * tile.blocks
+    if _few_enough(p, tile) or expected_tiles(p, tile.bm, 1) <= most:
         return True
+    if p.head_group == 1 or mean_queries(p) * p.batch * p.num_heads > most * tile.bm:
+        return False
     heads = _sharing(p, tile.bm)
-    return expected_tiles(p, tile.bm // heads * heads, heads) <= SMALL_TILES * tile.blocks
+    return expected_tiles(p, tile.bm // heads * heads, heads) <= most
 
 
 def fitting(
