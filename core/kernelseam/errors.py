@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Self
-
-from kernelseam.frozen import dataclass
 
 
 class KernelSeamError(Exception):

@@ -157,3 +157,23 @@ def test_bmm(kind: Kind, name: str) -> None:
     assert result.dtype == case.out_dtype.numpy
     outcome = verdict(case, {"C": result})
     assert outcome.passed, outcome.message
+
+
+def test_a_transposed_view_and_two_axes(kind: Kind) -> None:
+    case = named("gemm-f32-nn")
+    arrays = values(case)
+    whole = np.stack(
+        [
+            np.stack(
+                [
+                    kind.back(
+                        kernelseam.matmul2d(kind.make(np.ascontiguousarray(a.T)).T, kind.make(b))
+                    )
+                    for a, b in zip(arrays["A"][i], arrays["B"][i], strict=True)
+                ]
+            )
+            for i in range(2)
+        ]
+    )
+    outcome = verdict(case, {"C": whole})
+    assert outcome.passed, outcome.message

@@ -142,8 +142,8 @@ def test_problems_can_be_pickled_and_plain_subclasses_have_attributes() -> None:
         x.name = "b"
 
 
-def test_a_first_call_compiles_few_methods_of_dataclasses() -> None:
-    """Each takes Python a tenth of a millisecond, of 150 classes six of them."""
+def test_a_first_call_compiles_half_the_methods_of_dataclasses() -> None:
+    """Each takes Python a tenth of a millisecond: of 150 classes three, where six are usual."""
     script = (
         "import dataclasses, gc, kernelseam.ops.attention, kernelseam_cuda.plugin\n"
         "for kind in filter(lambda x: isinstance(x, type), gc.get_objects()):\n"
@@ -157,4 +157,5 @@ def test_a_first_call_compiles_few_methods_of_dataclasses() -> None:
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     names = done.stdout.split()
-    assert names.count("__init__") > 100 and len(names) - names.count("__init__") <= 40
+    classes = names.count("__init__")
+    assert classes > 100 and len(names) <= 3 * classes + 40
