@@ -40,6 +40,7 @@ def tests() -> Iterator[InstructionTest]:
     yield from _integers()
     yield from _lanes()
     yield from _narrowed()
+    yield from _rounded()
 
 
 def _packed() -> Iterator[InstructionTest]:
@@ -216,6 +217,27 @@ def _narrowed() -> Iterator[InstructionTest]:
             text = both + form.replace("%R", "v[60:61]")
             text += "\ns_nop 1\nv_fma_f32 %0, v61, 2.0, v60"
             yield InstructionTest(text, archs, text, expected(dtype, first, True), "wwww", "e")
+
+
+def _rounded() -> Iterator[InstructionTest]:
+    """Two numbers to e4m3 of both formats, small ones and NaN among them, in either half."""
+    for archs, dtype in (
+        (("gfx942",), ml_dtypes.float8_e4m3fnuz),
+        (("gfx950", *RDNA4), ml_dtypes.float8_e4m3fn),
+    ):
+        for upper in (False, True):
+
+            def expected(
+                a: Words, b: Words, c: Words, d: Words, dtype: Any = dtype, upper: bool = upper
+            ) -> Words:
+                numbers = [(floats(x) * np.float32(1 / 64)).astype(dtype) for x in (a, b)]
+                first, second = (x.view(np.uint8).astype(np.uint32) for x in numbers)
+                return into(d, first | second << U(8), upper)
+
+            text = "v_mul_f32 v60, 0x3c800000, %1\nv_mul_f32 v61, 0x3c800000, %2\n"
+            text += "v_cvt_pk_fp8_f32 %0, v60, v61" + " op_sel:[0,0,1]" * upper
+            name = "v_cvt_pk_fp8_f32" + " to the upper half" * upper
+            yield InstructionTest(name, archs, text, expected, "ffff")
 
 
 def _floats() -> Iterator[InstructionTest]:
