@@ -63,7 +63,8 @@ class Partials:
         if slot is None:
             slot = len(self._used)
             self._used.append([])
-        self._used[slot].append((begin, end))
+        if part.m:
+            self._used[slot].append((begin, end))
         out, lse = (rows_of(x[slot], begin, part.m) for x in (self._outs, self._lses))
         if part.offsets is not None and (part.offsets[0], part.offsets[-1]) != (0, part.m):
             out.zero_()  # a call leaves rows of no document as they are
@@ -111,7 +112,7 @@ def deepest(spans: Iterable[tuple[int, int]]) -> int:
 
 
 def _free(used: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
-    return all(end <= a or b <= begin for a, b in used)
+    return begin == end or all(end <= a or b <= begin for a, b in used)
 
 
 def _gaps(used: Sequence[tuple[int, int]], rows: int) -> Iterator[tuple[int, int]]:
