@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from unittest import mock
 
-import kernelseam
 import pytest
+from torch_gpu import torch
 
 pytestmark = pytest.mark.gpu
-torch = pytest.importorskip("torch", reason="torch is not installed")
-if not torch.cuda.is_available():
-    pytest.skip("gpu is missing: torch sees no device here", allow_module_level=True)
-if {d.backend for d in kernelseam.devices()} <= {"numpy"}:
-    pytest.skip("gpu is missing: no plugin here knows torch's device", allow_module_level=True)
 from kernelseam.interop.torch_library import bags as bags_module  # noqa: E402
 from kernelseam.interop.torch_library.bags import Bags  # noqa: E402
 

@@ -10,17 +10,13 @@ import kernelseam
 import pytest
 from attention_formula import attention
 from kernelseam.interop import torch as ks
+from torch_gpu import torch
 
 pytestmark = [
     pytest.mark.gpu,
     # torch's own, of the graph with which it begins
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
-torch = pytest.importorskip("torch", reason="torch is not installed")
-if not torch.cuda.is_available():
-    pytest.skip("gpu is missing: torch sees no device here", allow_module_level=True)
-if {d.backend for d in kernelseam.devices()} <= {"numpy"}:
-    pytest.skip("gpu is missing: no plugin here knows torch's device", allow_module_level=True)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "helpers"))
 from torch_operators import functions, samples  # noqa: E402
