@@ -10,10 +10,10 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+from compile_matrix.choice import covering
 from kernelseam.contract import Device
 from kernelseam.errors import SlowBinary
 from kernelseam.kernels.kernel import KernelImplementation, build, bundle
-from kernelseam.parity.cases.covering import covering
 from kernelseam.parity.running.workers import Workers, cores
 from kernelseam.plugins import plugins
 from kernelseam.samples.attention_case import AttentionCase

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import kernel_table
+from compile_matrix import Covered
 from kernelseam.contract import Backend, Toolchain
-from kernelseam.kernels import Covered, build_binary
+from kernelseam.kernels import build_binary
 from kernelseam_rocm_emulator.counting import iteration, model
 from kernelseam_rocm_emulator.counting.instructions import LDS, MEMORY, VECTOR, Class
 from kernelseam_rocm_emulator.counting.iteration import Iteration

@@ -26,11 +26,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compile_matrix import Covered, compile_matrix
+from compile_matrix.choice import fewest
 from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
-from kernelseam.kernels import Covered, build_binary
-from kernelseam.kernels.covering import covering
-from kernelseam.parity.cases.covering import fewest
+from kernelseam.kernels import build_binary
 from kernelseam.plugins import plugins
 
 PAGE = Path(__file__).parent.parent / "docs" / "parity" / "compiled.md"
@@ -141,12 +141,12 @@ def tile_name(tile: Any) -> str:
 
 @cache
 def shared_choice() -> tuple[Covered, ...]:
-    """The covering choice of the shared kernels: asked for each arch and number."""
-    return covering()
+    """The shared kernels' part: asked for each arch and number."""
+    return compile_matrix()
 
 
 def rare(arch: str, number: int, covered: Covered) -> bool:
-    """Whether only the slow tests compile what is that number of the covering choice for the
+    """Whether only the slow tests compile what is that number of the compile matrix for the
     arch, of whatever tile."""
     if not covered.often:
         return True
@@ -158,7 +158,7 @@ def rare(arch: str, number: int, covered: Covered) -> bool:
 
 @cache
 def taking_turns() -> dict[int, list[int]]:
-    """Of the covering choice's shared kernels, the numbers of few specs that have every field
+    """Of the compile matrix's shared kernels, the numbers of few specs that have every field
     value; each with those of its kernel."""
     kernels: dict[str, dict[Any, int]] = {}
     for i, covered in enumerate(shared_choice()):
@@ -170,7 +170,7 @@ def taking_turns() -> dict[int, list[int]]:
 
 @cache
 def whose_turn(number: int, archs: tuple[str, ...]) -> list[str]:
-    """Which of the archs compile what is that number of the covering choice in every run: one that
+    """Which of the archs compile what is that number of the compile matrix in every run: one that
     has a tile for it. Of a kernel with fewer specs than archs every arch has one."""
     few = taking_turns().get(number, [])
     if not few:
@@ -203,14 +203,14 @@ def _with_every_value(kernels: Iterable[Covered]) -> set[tuple[str, Any]]:
 
 
 def _turn(place: int, of: int) -> int:
-    """Whose turn it is: one after another, each round half a round on, as the covering choice has
+    """Whose turn it is: one after another, each round half a round on, as the compile matrix has
     periods of its own. It gives every arch what test_kernel_table.py asserts."""
     return (place + of // 2 * (place // of)) % of
 
 
 @dataclass(frozen=True)
 class Binaries:
-    """Those of one of the covering choice for an arch, by their tiles."""
+    """Those of one of the compile matrix for an arch, by their tiles."""
 
     covered: Covered
     often: tuple[Any, ...]
@@ -220,7 +220,7 @@ class Binaries:
 
 
 def binaries(toolchain: Toolchain, arch: str, kernels: Iterable[Composition]) -> list[Binaries]:
-    """The covering choice for an arch, with a toolchain's own ``kernels``.
+    """The compile matrix for an arch, with a toolchain's own ``kernels``.
 
     Every run compiles a spec with one tile: of those that its kernel was given least often so far,
     the first. Tiles of different element sizes and precisions are different ones, whatever their
@@ -230,7 +230,7 @@ def binaries(toolchain: Toolchain, arch: str, kernels: Iterable[Composition]) ->
     row = toolchain.arch_row(arch)
     often: dict[int, list[Any]] = {}
     uses: Counter[tuple[object, ...]] = Counter()
-    known = list(enumerate(covering(kernels)))
+    known = list(enumerate(compile_matrix(kernels)))
     values = _with_every_value(c for _, c in known if c.often)
 
     def later(number: int, covered: Covered) -> bool:

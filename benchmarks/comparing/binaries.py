@@ -12,10 +12,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from compile_matrix import Covered, compile_matrix
 from kernelseam.compilation import build, bundled, compiled
 from kernelseam.contract import SourceBundle, Toolchain
-from kernelseam.kernels import Covered
-from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import bundle
 from kernelseam.plugins import plugins
 
@@ -69,13 +68,13 @@ def measured(
 
 
 def kernels(arch: str, implementation: str, backend: str = "cuda") -> list[tuple[Covered, Any]]:
-    """The covering kernels, with their tiles, of implementations whose name starts so."""
+    """The compile matrix's kernels, with their tiles, of implementations whose name starts so."""
     registered = plugins().backend(backend)
     assert registered.toolchain is not None
     row = registered.toolchain.arch_row(arch)
     return [
         (c, tile)
-        for c in covering(registered.kernels)
+        for c in compile_matrix(registered.kernels)
         if c.kernel.name.startswith(implementation)
         and (not c.kernel.archs or arch in c.kernel.archs)
         for tile in c.tiles(row)

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from compile_matrix import Covered
 from kernelseam import compilation
 from kernelseam.compilation.folder import VARIABLE
 from kernelseam.descriptors.common.protocol import Descriptor
-from kernelseam.kernels import Covered
 from kernelseam.plugins import plugins
 
 from benchmarks.comparing.binaries import BUDGET, DISK_HIT, kernels, measured, warm_up

@@ -7,8 +7,9 @@ from typing import Any
 
 import kernel_table
 import pytest
+from compile_matrix import Covered
 from kernelseam.contract import Toolchain
-from kernelseam.kernels import Covered, build_binary
+from kernelseam.kernels import build_binary
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from compile_matrix import Covered
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, UnknownName
-from kernelseam.kernels import Covered
 
 plugin = pytest.importorskip(
     "kernelseam_rocm.plugin", reason="hiprtc is missing: kernelseam-rocm is not installed"

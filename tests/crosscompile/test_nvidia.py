@@ -10,10 +10,10 @@ from typing import Any
 
 import kernel_table
 import pytest
+from compile_matrix import Covered
 from kernelseam.compilation import compiled
 from kernelseam.contract import SourceBundle
 from kernelseam.errors import CompileError, SlowBinary, UnknownName
-from kernelseam.kernels import Covered
 from kernelseam.kernels.signature import Signature
 
 toolchain_module = pytest.importorskip(

@@ -12,13 +12,13 @@ from typing import Any
 
 import kernel_table
 import pytest
+from compile_matrix import Covered
 from kernelseam.compilation.build import KEY
 from kernelseam.contract import Device, DeviceLimits, SourceBundle
 from kernelseam.descriptors.gemm.grouped_problem import GroupedGemmSpec
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, SlowBinary
-from kernelseam.kernels import Covered
 from kernelseam.kernels.kernel import bundle
 from kernelseam.parity.matrix import named
 from kernelseam.plugins import plugins

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from compile_matrix import Covered, compile_matrix
 from kernelseam.contract import Launch, SourceBundle
 from kernelseam.descriptors.attention.problem import AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
-from kernelseam.kernels import COMPOSITIONS, Covered
+from kernelseam.kernels import COMPOSITIONS
 from kernelseam.kernels.attention.decode import DECODE
 from kernelseam.kernels.attention.softmax import SOFTMAX
-from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Structure
 from kernelseam.parity.matrix import matrix
@@ -36,7 +36,7 @@ def _one_each() -> dict[str, Covered]:
     compiled."""
     spec = AttentionSpec(DType.float32, 64, 64)
     chosen: dict[str, Covered] = {}
-    for covered in (*covering(), Covered(SOFTMAX, spec)):
+    for covered in (*compile_matrix(), Covered(SOFTMAX, spec)):
         if names := _structures(covered):
             chosen.setdefault(f"{covered.kernel.entry}-{'-'.join(names)}", covered)
     return chosen

@@ -20,6 +20,7 @@ import kernelseam
 import ml_dtypes
 import numpy as np
 import pytest
+from compile_matrix.choice import fewest, flat
 from kernelseam.contract import Device
 from kernelseam.descriptors.cache import contents
 from kernelseam.dtypes import DType
@@ -27,7 +28,6 @@ from kernelseam.kernels import COMPOSITIONS
 from kernelseam.kernels.cache.cache import CACHE, PagedCacheDefinition
 from kernelseam.kernels.kernel import build
 from kernelseam.parity.cases.cache import cache_cases
-from kernelseam.parity.cases.covering import fewest, flat
 from kernelseam.parity.matrix import matrix
 from kernelseam.parity.running.run import Target, run_case
 from kernelseam.plugins import Plugins

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compile_matrix import compile_matrix
 from kernelseam.contract import LaunchConfig
 from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import CompileError, DeviceError
 from kernelseam.kernels import KERNELS, build_binary
-from kernelseam.kernels.covering import covering
 from kernelseam.plugins import Plugins
 from kernelseam_hostcpp import HostArray, HostToolchain
 from kernelseam_hostcpp.library import library
@@ -35,7 +35,9 @@ def test_shared_memory_starts_as_nan_in_every_block(probe: Probe) -> None:
     assert (out == 0xFFFF).all()
 
 
-GEMMS = [c.spec for c in covering() if isinstance(c.spec, GemmSpec) and c.often and not c.grouped]
+GEMMS = [
+    c.spec for c in compile_matrix() if isinstance(c.spec, GemmSpec) and c.often and not c.grouped
+]
 COPY = """
 typedef PlainTile<float, 4, 16> Tile;
 KS_KERNEL(16, 1) probe(const float* from, float* out) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernelseam.parity.cases.covering import flat
+from compile_matrix.choice import flat
 from kernelseam.parity.pytest_plugin import *  # noqa: F403
 from kernelseam.samples.case import Case
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from attention_problems import attention_problem
+from compile_matrix.hopper_attention import COVERED_DIMS
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
@@ -14,7 +15,6 @@ from kernelseam_cuda import archs, tensor_maps
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_bwd_rows import QUERY_GRADIENT, ROW_VALUES, WIDTHS
 from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD
-from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS
 
 KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
 H200 = Device(

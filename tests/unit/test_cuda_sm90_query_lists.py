@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from attention_problems import attention_problem
+from compile_matrix.hopper_attention import MASKED
 from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
 from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
-from kernelseam_cuda.sm90.attention_covering import MASKED
 from kernelseam_cuda.sm90.attention_query_lists import QUERY_LISTS
 
 KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")

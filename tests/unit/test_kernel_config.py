@@ -6,11 +6,11 @@ from itertools import product
 from typing import Any
 
 import pytest
+from compile_matrix import compile_matrix
 from kernelseam.contract import Toolchain
 from kernelseam.errors import CompileError, PluginError
 from kernelseam.kernels.attention.forward import AttentionDefinition
 from kernelseam.kernels.config import CONFIG, Constants, ElementType, config_header
-from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import build, bundle
 from kernelseam.plugins import plugins
 
@@ -55,7 +55,7 @@ def test_every_kernel_explains_its_constants() -> None:
         pytest.skip("no toolchain is installed")
     seen = set()
     for toolchain, own in found:
-        for arch, covered in product(toolchain.archs, covering(own)):
+        for arch, covered in product(toolchain.archs, compile_matrix(own)):
             row, kernel = toolchain.arch_row(arch), covered.kernel
             if (arch, kernel.entry) in seen or not (tiles := covered.tiles(row)):
                 continue
@@ -75,7 +75,7 @@ class Forgetful(AttentionDefinition):
 
 def test_a_forgotten_constant_does_not_compile() -> None:
     toolchain = pytest.importorskip("kernelseam_hostcpp").HostToolchain()
-    spec = next(c.spec for c in covering() if c.kernel.entry == "attention_forward")
+    spec = next(c.spec for c in compile_matrix() if c.kernel.entry == "attention_forward")
     kernel = Forgetful()
     tile = kernel.tiles(spec, toolchain.arch_row("host"))[0]
     assert CONFIG in dict(bundle(kernel, spec, tile, toolchain, "host").files)

@@ -10,11 +10,10 @@ from typing import Any
 
 import kernel_table
 import pytest
+from compile_matrix import Covered, compile_matrix
+from compile_matrix.choice import flat
 from kernel_table import Binaries
 from kernelseam.contract import ArchRow
-from kernelseam.kernels.covered import Covered
-from kernelseam.kernels.covering import covering
-from kernelseam.parity.cases.covering import flat
 from kernelseam.plugins import plugins
 
 ROWS = {
@@ -26,7 +25,7 @@ ROWS = {
 
 def in_every_run() -> list[tuple[int, Covered]]:
     """Numbers and specs of the shared kernels that every run compiles for some arch."""
-    return [(i, c) for i, c in enumerate(covering()) if i in kernel_table.taking_turns()]
+    return [(i, c) for i, c in enumerate(compile_matrix()) if i in kernel_table.taking_turns()]
 
 
 def test_the_page_counts_by_arch_and_kernel() -> None:
@@ -112,7 +111,7 @@ def test_archs_that_are_alike_have_the_same_tiles(arch: str) -> None:
     often = in_every_run()
     others = [a for archs in kernel_table.SHARED if other in archs for a in archs] or [other]
     assert all(any(not kernel_table.rare(a, i, c) for a in others) for i, c in often)
-    part = [c for i, c in enumerate(covering()) if not kernel_table.rare(arch, i, c)]
+    part = [c for i, c in enumerate(compile_matrix()) if not kernel_table.rare(arch, i, c)]
     assert 0 < len(part) < len(often) / 4 and len({c.kernel.entry for c in part}) >= 3
 
 
@@ -157,8 +156,8 @@ def test_archs_with_the_tiles_of_two_others(arch: str) -> None:
     assert sorted(names[arch]) == sorted(expected)
     own, other = toolchain.arch_row(arch), toolchain.arch_row(most)
     assert own.shared_bytes_per_block == other.shared_bytes_per_block
-    part = [i for i, c in enumerate(covering()) if not kernel_table.rare(arch, i, c)]
-    assert 0 < len(part) < len(covering()) / 4
+    part = [i for i, c in enumerate(compile_matrix()) if not kernel_table.rare(arch, i, c)]
+    assert 0 < len(part) < len(compile_matrix()) / 4
 
 
 @pytest.mark.parametrize("archs", kernel_table.SHARED, ids="-".join)
@@ -195,7 +194,7 @@ def test_archs_take_turns(archs: tuple[str, ...]) -> None:
     for entry in count:
         values = [
             {pair for c in some if c.kernel.entry == entry for pair in flat(c.spec)}
-            for some in ([c for c in covering() if c.often], [c for _, c in often])
+            for some in ([c for c in compile_matrix() if c.often], [c for _, c in often])
         ]
         assert values[0] == values[1]
 
@@ -213,7 +212,7 @@ def test_what_every_run_compiles(arch: str) -> None:
     found = kernel_table.binaries(toolchain, arch, kernels)
     row = toolchain.arch_row(arch)
     own: dict[str, list[Binaries]] = {}
-    for i, (b, covered) in enumerate(zip(found, covering(kernels), strict=True)):
+    for i, (b, covered) in enumerate(zip(found, compile_matrix(kernels), strict=True)):
         rare = kernel_table.rare(arch, i, covered)
         tiles = covered.tiles(row)
         assert b.covered == covered and Counter([*b.often, *b.rarely]) == Counter(tiles)

@@ -3,9 +3,9 @@ them."""
 
 from __future__ import annotations
 
+from compile_matrix.choice import covering, fewest, flat
 from kernelseam.descriptors import AttentionBwdSpec, AttentionSpec
 from kernelseam.dtypes import DType
-from kernelseam.parity.cases.covering import covering, fewest, flat
 
 F16, F32 = DType.float16, DType.float32
 

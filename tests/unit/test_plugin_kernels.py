@@ -12,12 +12,12 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from compile_matrix import compile_matrix
 from kernelseam.cli.main import main
 from kernelseam.contract import Backend, LaunchConfig
 from kernelseam.descriptors import BatchedGemmStrided
 from kernelseam.errors import PluginError, Unsupported
 from kernelseam.kernels import build_binary
-from kernelseam.kernels.covering import covering
 from kernelseam.plugins import plugins
 from kernelseam.registry import Registry
 
@@ -185,10 +185,10 @@ def test_compile_shows_it(backend: Backend, capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_the_covering_choice_has_it(backend: Backend) -> None:
+def test_the_compile_matrix_has_it(backend: Backend) -> None:
     assert backend.toolchain is not None
-    own = [c for c in covering(backend.kernels) if c.kernel.entry == "rows"]
-    assert [*covering(), *own] == [*covering(backend.kernels)]
+    own = [c for c in compile_matrix(backend.kernels) if c.kernel.entry == "rows"]
+    assert [*compile_matrix(), *own] == [*compile_matrix(backend.kernels)]
     (covered,) = own
     row = backend.toolchain.arch_row("acme1")
     assert [t.rows for t in covered.tiles(row)] == [4, 1]

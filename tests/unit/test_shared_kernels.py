@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
+from compile_matrix import compile_matrix
 from kernelseam import dispatch
 from kernelseam.contract import (
     ArchRow,
@@ -28,7 +29,6 @@ from kernelseam.kernels import (
     build_binary,
     shared_implementations,
 )
-from kernelseam.kernels.covering import covering
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.signature import Signature
 from kernelseam.kernels.sources import shared_sources
@@ -79,7 +79,7 @@ class FakeToolchain:
     def inspect(self, binary: bytes, arch: str) -> Mapping[str, KernelFacts]:
         name = binary.decode().splitlines()[0]
         kernel = next(h for h in KERNELS.values() if h.entry == name)
-        spec = next(c.spec for c in covering() if c.kernel.entry == name)
+        spec = next(c.spec for c in compile_matrix() if c.kernel.entry == name)
         return {
             name: KernelFacts(name, 1, 0, 0, 0, 0, self.parameters or kernel.signature(spec).layout)
         }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compile_matrix import compile_matrix
 from kernelseam.compilation.build import binary_key
 from kernelseam.compilation.sources import headers_below, included
 from kernelseam.contract import SourceBundle
@@ -15,7 +16,6 @@ from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.errors import PluginError
 from kernelseam.kernels import KERNELS
-from kernelseam.kernels.covering import covering
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.kernel import bundle
 from kernelseam.kernels.sources import shared_sources
@@ -69,7 +69,7 @@ def test_a_change_below_sm90_leaves_the_key_of_a_shared_binary_as_it_was(
     cuda: Any, operation: str
 ) -> None:
     kernel = KERNELS[operation]
-    covered = next(c for c in covering() if type(c.kernel) is type(kernel))
+    covered = next(c for c in compile_matrix() if type(c.kernel) is type(kernel))
 
     def shared(files: Mapping[str, str]) -> str:
         toolchain = cuda(files)

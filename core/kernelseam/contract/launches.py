@@ -94,6 +94,7 @@ class Composition(ABC):
         return {}
 
     def covering(self) -> Iterable[Any]:
-        """Specs (``kernelseam.kernels.Covered``) that the tests compile for its archs: together
-        they take every code path."""
+        """Specs for which it is compiled and looked at (``tools/kernel_table.py``): together they
+        take every code path. Those of this repository's own kernels are in
+        ``tools/compile_matrix``."""
         return ()

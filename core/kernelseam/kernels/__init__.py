@@ -18,7 +18,6 @@ from kernelseam.kernels.attention.prefix_groups import PREFIX_GROUPS
 from kernelseam.kernels.attention.tile import AttentionTile
 from kernelseam.kernels.attention.unfused import UnfusedAttention
 from kernelseam.kernels.cache.cache import CACHE
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV, GemvTile
@@ -142,7 +141,6 @@ __all__ = [
     "DECODE",
     "DecodeTile",
     "Composition",
-    "Covered",
     "GEMV",
     "GemmTile",
     "GemvTile",

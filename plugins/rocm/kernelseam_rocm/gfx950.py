@@ -3,14 +3,13 @@ arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
-from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     MATRICES,
     OPERANDS,
@@ -28,7 +27,6 @@ from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_values
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
@@ -176,24 +174,6 @@ class Gfx950Attention(KernelDefinition):
         step = 2.0 * BM * (p.spec.head_dim + p.spec.value_dim)
         blocks = expected_tiles(p, BM, 1)
         return Work(p.bytes_moved, blocks, step * keys, step * longest, p.spec.dtype, RATE)
-
-    def covering(self) -> Iterable[Covered]:
-        """Every dtype and head dim, with and without a causal mask; packed sequences; lengths."""
-        f16, bf16 = DType.float16, DType.bfloat16
-        for dim in DIMS:
-            yield Covered(self, AttentionSpec(bf16, dim, dim))
-            yield Covered(self, AttentionSpec(f16, dim, dim, True, True))
-            yield Covered(self, AttentionSpec(bf16, dim, dim, True, True), often=False)
-            yield Covered(self, AttentionSpec(f16, dim, dim), often=False)
-        plain = AttentionSpec(bf16, 128, 128, lse=True)
-        packed = replace(plain, q_view="packed", kv_view="packed")
-        yield Covered(self, replace(packed, causal=True))
-        yield Covered(self, replace(plain, causal=True, lengths=True), often=False)
-        for dim in DIMS:
-            paged = replace(AttentionSpec(bf16, dim, dim), q_view="packed", kv_view="paged")
-            yield Covered(self, replace(paged, causal=True, lengths=True))
-            yield Covered(self, AttentionSpec(bf16, dim, dim, window=True))
-            yield Covered(self, replace(paged, window=True, lengths=True), often=False)
 
 
 KERNELS = (Gfx950Attention(),)

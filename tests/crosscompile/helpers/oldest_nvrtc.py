@@ -69,7 +69,7 @@ def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
 
 def binaries() -> Iterator[tuple[str, SourceBundle]]:
     """Name and sources of a binary for each entry, and for each source that none before it
-    includes; that of the softmax first, which no covering choice has, with a user's scores."""
+    includes; that of the softmax first, which the compile matrix has not, with a user's scores."""
     toolchain, seen = CudaToolchain(CudaRuntime()), set[str]()
     scores = score_expression(
         lambda score, b, h, q, kv: score * (q - kv) + h, lambda b, h, q, kv: q >= kv

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import field
 from functools import lru_cache
-from typing import Any
 
 from kernelseam.contract import ArchRow, Device, Launch, Launches
 from kernelseam.costs import Work
@@ -27,7 +25,6 @@ from kernelseam.kernels.attention.forward_arguments import (
 from kernelseam.kernels.attention.fp8 import query_bytes, refuse_fp8
 from kernelseam.kernels.attention.ragged import EVEN_UNKNOWN, typical
 from kernelseam.kernels.config import Constants, members
-from kernelseam.kernels.covered import UNIFORM, Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.elements import (
     INT32,
@@ -242,25 +239,6 @@ class AttentionDecode(KernelDefinition):
             start=tile.block_seconds
             + _beside_keys(problem, tile, p.batch * p.kv_heads * rows, blocks),
             overlap=STREAMED,
-        )
-
-    def covering(self) -> Iterable[Covered]:
-        """Both dtypes, head dims from 64 to 256, options alone and together, every view."""
-        f16, bf16 = DType.float16, DType.bfloat16
-        paged: dict[str, Any] = {"kv_view": "paged", "lengths": True}
-        plain = AttentionSpec(bf16, 128, 128, lse=True, **paged)
-        for dim in (64, 96, 128, 256):
-            yield Covered(self, AttentionSpec(bf16, dim, dim, **paged), often=dim in (64, 128))
-        yield Covered(self, AttentionSpec(f16, 192, 128, True, True, **paged), often=False)
-        yield Covered(self, replace(plain, causal=True, q_view="packed"))
-        yield Covered(self, replace(plain, window=True, **UNIFORM), often=False)
-        yield Covered(
-            self,
-            replace(plain, kv_view="strided", causal=True, dtype_out=DType.float32),
-            often=False,
-        )
-        yield Covered(
-            self, AttentionSpec(f16, 40, 72, lse=True, vector=2, bias=f16, mask=True), often=False
         )
 
 

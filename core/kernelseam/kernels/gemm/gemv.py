@@ -11,7 +11,6 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.frozen import dataclass
 from kernelseam.kernels.config import Constants, members
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
@@ -269,16 +268,6 @@ class GemvDefinition(OfferingDefinition):
             alone=loads * tile.step_seconds,
             waiting=(rounds - _STARTED) * loads * tile.latency,
         )
-
-    def covering(self) -> Iterator[Covered]:
-        """Every dtype, both ways through W, lists, narrow rows, bias and residual."""
-        f16, bf16, f32, f64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
-        added = GemmSpec(bf16, f32, f32, view="pointers", bias=bf16, residual=f32)
-        yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True))
-        yield Covered(self, added)
-        yield Covered(self, GemmSpec(f32, f32, f32, True, True, "strided", 4, 4, 4))
-        yield Covered(self, GemmSpec(f64, f64, f64), often=False)
-        yield Covered(self, GemmSpec(bf16, bf16, f32, True, False), often=False)
 
 
 def _slabs(problem: GemmProblem, tile: GemvTile) -> int:

@@ -4,7 +4,7 @@ kernel definition of what adds them up (reduce.h)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -16,13 +16,12 @@ from kernelseam.expressions.reductions import MAXIMUM, Reduction, reduction
 from kernelseam.frozen import dataclass
 from kernelseam.kernels.attention.row_kernels import RowTile, SmallKernel
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import INT32, divide_up
 from kernelseam.kernels.gemm.tile import GemmTile
 from kernelseam.kernels.signature import Structure
 
 _WARPS, _WIDEST_WARP = 8, 64
-_MANY, _SOME, _FEW = 128, 32, 8
+MANY, SOME, FEW = 128, 32, 8
 """Numbers of the result that a block makes, where their parts lie side by side: of at most so few
 parts, and of more."""
 _CHUNK = 32
@@ -170,10 +169,10 @@ def _reduce_problem(
     parts, of = (p.results, rows, columns), (matrices, of_rows, of_columns)
     out = [next(extents) if x else 1 for x in there]
     out_strides = [next(steps) if x else 0 for x in there]
-    few = math.prod(of) <= _FEW
+    few = math.prod(of) <= FEW
     return ReduceProblem(
         ReduceSpec(
-            r.operation == MAXIMUM, 1 if not (by_row or by_column) else _MANY if few else _SOME
+            r.operation == MAXIMUM, 1 if not (by_row or by_column) else MANY if few else SOME
         ),
         _ordered(parts, axes),
         (rows * columns, rows if by_row else columns, 1),
@@ -274,10 +273,6 @@ class GemmReduce(SmallKernel):
 
     def tiles(self, spec: ReduceSpec, row: ArchRow) -> tuple[RowTile, ...]:
         return (RowTile(_WARPS),)
-
-    def covering(self) -> Iterator[Covered]:
-        for elements in (1, _SOME, _MANY):
-            yield Covered(self, ReduceSpec(elements < _MANY, elements))
 
     def grid(self, problem: ReduceProblem, tile: RowTile, device: Device) -> int:
         return divide_up(math.prod(problem.out), problem.spec.elements)

@@ -1,10 +1,9 @@
 """Definitions of the kernels that are for Hopper alone: sm_90a, by TMA and wgmma; projections made
 of them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.projection import products
 from kernelseam.kernels.projection.products import Product
@@ -22,7 +21,7 @@ from kernelseam_cuda.sm90.heads import HopperHeads
 from kernelseam_cuda.sm90.latent import HopperLatent
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
 
-_GEMM, _HEADS = HopperGemm(), HopperHeads()
+_GEMM, HEADS = HopperGemm(), HopperHeads()
 
 
 class HopperProjection(Projection):
@@ -33,15 +32,8 @@ class HopperProjection(Projection):
         operation: str,
         products_of: Callable[[Any], Iterator[Product]],
         own: tuple[HopperGemm, ...] = (_GEMM,),
-        covered: bool = False,
     ) -> None:
-        """``covered``: whether the tests compile its kernels as this one's."""
         super().__init__(operation, products_of, (*own, GemmDefinition()), _GEMM.name, _GEMM.archs)
-        self._own, self._covered = own, covered
-
-    def covering(self) -> Iterable[Covered]:
-        for kernel in self._own if self._covered else ():
-            yield from kernel.covering()
 
 
 KERNELS = (
@@ -54,13 +46,14 @@ KERNELS = (
     HopperGroupedGemm(),
     HopperListedGemm(),
     HopperTf32Gemm(),
-    HopperProjection("qkv_projection", products.qkv, (_HEADS,), covered=True),
+    HopperProjection("qkv_projection", products.qkv, (HEADS,)),
     HopperProjection("output_projection", joined.output(_GEMM)),
     HopperProjection("qkv_projection_bwd", joined.qkv_bwd(_GEMM)),
-    HopperProjection("output_projection_bwd", joined.output_bwd(_GEMM, _HEADS), (_GEMM, _HEADS)),
+    HopperProjection("output_projection_bwd", joined.output_bwd(_GEMM, HEADS), (_GEMM, HEADS)),
 )
 
 __all__ = [
+    "HEADS",
     "KERNELS",
     "HopperAttention",
     "HopperAttentionBwd",

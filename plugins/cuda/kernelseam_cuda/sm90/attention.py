@@ -37,7 +37,6 @@ from kernelseam.kernels.attention.scores import (
     with_expression,
 )
 from kernelseam.kernels.config import Constants, members
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import DEVICE_TYPE, divide_up, refuse_row_strides
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
@@ -51,7 +50,6 @@ from kernelseam_cuda.sm90.attention_blocks import (
     with_blocks,
 )
 from kernelseam_cuda.sm90.attention_cost import forward_work
-from kernelseam_cuda.sm90.attention_covering import covering
 from kernelseam_cuda.sm90.attention_few import (
     fits,
     fitting,
@@ -387,9 +385,6 @@ class HopperAttention(HopperKernel):
 
     def work(self, problem: AttentionProblem, tile: HopperAttentionTile, device: Device) -> Work:
         return forward_work(problem, tile, device)
-
-    def covering(self) -> Iterable[Covered]:
-        return covering(self, self.widths)
 
 
 def _counted(spec: AttentionSpec, tile: HopperAttentionTile) -> bool:

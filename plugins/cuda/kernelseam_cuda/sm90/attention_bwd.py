@@ -10,8 +10,6 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
-from kernelseam.descriptors.attention.problem import AttentionSpec
-from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     SEQUENCES,
     matrices,
@@ -27,7 +25,6 @@ from kernelseam.kernels.attention.row_kernels import (
 )
 from kernelseam.kernels.attention.scores import SCORES, with_expression
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
@@ -44,18 +41,14 @@ from kernelseam_cuda.sm90.attention_bwd_rows import (
     BLOCKS,
     QUERY_GRADIENT,
     ROW_VALUES,
-    WIDTHS,
     WORKSPACE,
     HopperBackwardKernel,
     row_extents,
     row_map,
-    tiles_of,
 )
 from kernelseam_cuda.sm90.attention_bwd_tiles import BACKWARD_REGISTERS, HopperWideBackwardTile
-from kernelseam_cuda.sm90.attention_covering import COVERED_DIMS, MASKED, SLOPED
-from kernelseam_cuda.sm90.attention_query_lists import LISTS, QUERY_LISTS, list_values
+from kernelseam_cuda.sm90.attention_query_lists import LISTS, list_values
 from kernelseam_cuda.sm90.attention_query_lists import steps as query_list_steps
-from kernelseam_cuda.sm90.attention_score_gradient import SCORE_GRADIENT
 from kernelseam_cuda.sm90.attention_score_gradient import steps as score_gradient_steps
 from kernelseam_cuda.sm90.tiles import PANEL
 
@@ -250,61 +243,6 @@ class HopperAttentionBwd(HopperBackwardKernel):
 
     def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
         return gradient_work(problem, tile)
-
-    def covering(self) -> Iterable[Covered]:
-        """Every dtype and width of tiles with and without a causal mask, in order and in any; head
-        dims that do not fill them; every option; packed sequences; and the two small kernels."""
-        f16, bf16 = DType.float16, DType.bfloat16
-        for dims, often in COVERED_DIMS.items():
-            plain = AttentionSpec(f16, *dims, lse=True)
-            packed = replace(plain, dtype=bf16, causal=True, q_view="packed", kv_view="packed")
-            main = self.main(tiles_of(plain)[0])
-            yield Covered(main, AttentionBwdSpec(packed), often=often)
-            yield Covered(main, AttentionBwdSpec(plain, deterministic=False), often=False)
-            for small in (ROW_VALUES, QUERY_GRADIENT):
-                yield Covered(small, AttentionBwdSpec(packed), often=False)
-        for dims in WIDTHS:
-            main = self.main(tiles_of(AttentionSpec(f16, *dims, lse=True))[0])
-            causal = AttentionSpec(bf16, *dims, True, True)
-            yield Covered(main, AttentionBwdSpec(causal))
-            yield Covered(
-                main, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True), deterministic=False)
-            )
-            yield Covered(main, AttentionBwdSpec(causal, deterministic=False), often=False)
-            every = replace(causal, causal=False, window=True, softcap=True, lengths=True)
-            yield Covered(main, AttentionBwdSpec(every))
-            packed = replace(causal, q_view="packed", kv_view="packed")
-            yield Covered(main, AttentionBwdSpec(packed), often=False)
-            window = replace(packed, dtype=f16, causal=False, window=True)
-            yield Covered(main, AttentionBwdSpec(window, deterministic=False))
-            for small in (ROW_VALUES, QUERY_GRADIENT):
-                yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True)))
-                yield Covered(small, AttentionBwdSpec(packed))
-        for elements, gradient, often in (
-            (AttentionSpec(bf16, 128, 128, lse=True, bias=bf16), True, True),
-            (AttentionSpec(f16, 64, 64, True, True, bias=f16), True, False),
-            (AttentionSpec(bf16, 128, 128, True, True, bias=DType.float32), True, False),
-            (AttentionSpec(bf16, 128, 128, lse=True, mask=True), False, True),
-            (AttentionSpec(f16, 64, 64, lse=True, mask=True, bias=f16), True, False),
-            (AttentionSpec(bf16, 128, 128, lse=True, alibi=True, bias=bf16), True, False),
-            (AttentionSpec(f16, 64, 64, lse=True, window=True, bias=DType.float32), True, False),
-            (
-                AttentionSpec(
-                    bf16, 128, 128, True, True, alibi=True, q_view="packed", kv_view="packed"
-                ),
-                False,
-                False,
-            ),
-            (AttentionSpec(bf16, 128, 128, True, True, expression=MASKED), False, True),
-            (AttentionSpec(bf16, 128, 128, True, True, prefix=True), False, False),
-            (AttentionSpec(f16, 64, 64, lse=True, expression=SLOPED), False, False),
-        ):
-            of_bias = AttentionBwdSpec(elements, bias_gradient=gradient)
-            yield Covered(self, of_bias, often=often)
-            if gradient:
-                yield Covered(SCORE_GRADIENT, of_bias, often=often)
-            if is_listed(elements):
-                yield Covered(QUERY_LISTS, of_bias, often=often)
 
 
 class HopperWideAttentionBwd(HopperAttentionBwd):

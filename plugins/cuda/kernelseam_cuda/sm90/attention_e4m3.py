@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import starmap
 
@@ -15,7 +14,6 @@ from kernelseam.kernels.attention.fp8 import (
     refuse_fp8,
     scales_structure,
 )
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.signature import Signature, Structure
 
 from kernelseam_cuda.sm90.attention import HopperAttention, is_ragged
@@ -78,20 +76,3 @@ class HopperE4m3Attention(HopperAttention):
             for name, walk in zip(_SCALES, walks, strict=True)
             for axis, stride in zip(SCALE_AXES, walk, strict=True)
         }
-
-    def covering(self) -> Iterable[Covered]:
-        """Every head dim with and without a causal mask and scales; every option; packed
-        sequences; pages."""
-        e4m3, bf16 = DType.float8_e4m3fn, DType.bfloat16
-        for dim, _ in self.widths:
-            plain = AttentionSpec(DType.float16, dim, dim, dtype_q=e4m3, dtype_kv=e4m3)
-            yield Covered(self, plain)
-            scaled = replace(plain, dtype=bf16, lse=True, q_scales="heads", kv_scales="heads")
-            yield Covered(self, replace(scaled, causal=True))
-            yield Covered(self, replace(scaled, softcap=True, lengths=True), often=dim == 64)
-            if dim == 128:
-                yield Covered(self, replace(scaled, window=True, sinks=True))
-                packed = replace(scaled, q_view="packed", kv_view="packed")
-                yield Covered(self, replace(packed, causal=True), often=False)
-            paged = replace(scaled, causal=True, kv_view="paged", lengths=True)
-            yield Covered(self, replace(paged, q_view="packed"), often=dim == 256)

@@ -13,7 +13,6 @@ from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.frozen import changed
 from kernelseam.kernels.config import Constants, members
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -421,11 +420,6 @@ class HopperGemm(HopperKernel):
 
     def work(self, problem: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         return work_of(problem, tile, device)
-
-    def covering(self) -> Iterable[Covered]:
-        from kernelseam_cuda.sm90.gemm_covering import specs
-
-        return (Covered(self, spec, often=often) for spec, often in specs())
 
 
 def _whole(p: GemmProblem) -> bool:

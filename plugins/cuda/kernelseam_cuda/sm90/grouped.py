@@ -10,14 +10,11 @@ from typing import Any
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.grouped_problem import (
-    INDICES,
     GroupedGemmProblem,
     GroupedGemmSpec,
 )
-from kernelseam.descriptors.gemm.problem import GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import divide_up, divider_values, refuse_row_strides
 from kernelseam.kernels.gemm.grouped import (
@@ -252,41 +249,6 @@ class HopperGroupedGemm(HopperGroups):
         self, problem: GroupedGemmProblem, tile: HopperGemmTile, device: Device
     ) -> dict[str, TensorMap]:
         return grouped_tensor_maps(problem, tile)
-
-    def covering(self) -> Iterable[Covered]:
-        """Every axis, every kind of factor."""
-        from kernelseam_cuda.sm90.gemm_covering import with_epilogue
-
-        f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
-
-        def one(
-            along: str, product: GemmSpec, often: bool = False, indices: tuple[str, ...] = ()
-        ) -> Covered:
-            return Covered(self, GroupedGemmSpec(along, product, indices), often=often)
-
-        plain = GemmSpec(bf16, bf16, f32)
-        yield one("m", plain, True)
-        yield one("m", GemmSpec(f16, f32, f32, b_transposed=True))
-        yield one("n", plain, True)
-        yield one("n", GemmSpec(f16, f32, f32, b_transposed=True))
-        yield one("k", replace(plain, a_transposed=True), True)
-        yield one("k", GemmSpec(f16, f32, f32, a_transposed=True))
-        yield one("m", GemmSpec(f32, f32, f32, b_transposed=True, precision="tf32"))
-        stored = GemmSpec(DType.float8_e4m3fn, bf16, f32, b_transposed=True, scales=True)
-        yield one("m", stored, True)
-        yield one("m", replace(stored, scale_block=(1, 128, 128)))
-        yield one("m", plain, True, INDICES)
-        yield one("m", GemmSpec(f16, f32, f32, b_transposed=True), indices=INDICES[:1])
-        yield one("m", plain, indices=INDICES[1:])
-        yield one("m", stored, indices=INDICES)
-        gated, transposed = with_epilogue("swiglu", plain), replace(plain, b_transposed=True)
-        both = replace(transposed, preactivation=True)
-        yield one("m", gated, True)
-        yield one("m", gated, indices=INDICES[:1])
-        yield one("m", with_epilogue("swiglu", both))
-        yield one("m", with_epilogue("swiglu", both), True, INDICES[:1])
-        yield one("m", with_epilogue("silu", both))
-        yield one("m", with_epilogue("gelu", transposed), indices=INDICES)
 
 
 def _has_tail(tile: HopperGemmTile) -> bool:

@@ -3,7 +3,6 @@ which makes their tensor maps before it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +15,7 @@ from kernelseam.descriptors.gemm.grouped_pointers_problem import (
     GroupedGemmPointersProblem,
     GroupedGemmPointersSpec,
 )
-from kernelseam.descriptors.gemm.problem import GemmSpec
-from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import divide_up, refuse_row_strides
 from kernelseam.kernels.gemm.grouped import GROUPS, with_groups
 from kernelseam.kernels.signature import Signature
@@ -114,7 +110,7 @@ class HopperListMaps(HopperKernel):
         return Work(problem.groups * _OF_GROUP * _MAP_BYTES, blocks, block_seconds=_SECONDS)
 
 
-_LIST_MAPS = HopperListMaps()
+LIST_MAPS = HopperListMaps()
 
 
 class HopperListedGemm(HopperGroups):
@@ -169,7 +165,7 @@ class HopperListedGemm(HopperGroups):
     def launches(
         self, problem: GroupedGemmPointersProblem, tile: HopperGemmTile, device: Device
     ) -> Launches:
-        own = Launch(_LIST_MAPS, problem, tile, dict.fromkeys((*MAPS[:_OF_GROUP], "maps"), 0))
+        own = Launch(LIST_MAPS, problem, tile, dict.fromkeys((*MAPS[:_OF_GROUP], "maps"), 0))
         product = Launch(self, problem, tile, dict.fromkeys((*MAPS, "origin"), 0))
         return Launches((own, product), most(problem.groups, 1) * _OF_GROUP * _MAP_BYTES)
 
@@ -233,17 +229,6 @@ class HopperListedGemm(HopperGroups):
             operations=slice_operations * int((counts * slices).sum()) / total,
             longest=slice_operations * int(slices[counts > 0].max(initial=0)),
         )
-
-    def covering(self) -> Iterable[Covered]:
-        f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
-        for product in (
-            GemmSpec(bf16, bf16, f32, view="pointers"),
-            GemmSpec(bf16, bf16, f32, b_transposed=True, view="pointers"),
-            GemmSpec(f16, f32, f32, a_transposed=True, view="pointers"),
-        ):
-            spec = GroupedGemmPointersSpec(product)
-            yield Covered(self, spec, often=not product.a_transposed)
-        yield Covered(_LIST_MAPS, spec)
 
 
 def tile_counts(p: GroupedGemmPointersProblem, tile: HopperGemmTile) -> npt.NDArray[np.int64]:

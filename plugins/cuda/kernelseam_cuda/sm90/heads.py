@@ -3,14 +3,11 @@ cuda_kernels/sm90/gemm/heads.h."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from kernelseam.contract import ArchRow, Device, TensorMap
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsProblem, HeadsSpec
-from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import refuse_row_strides
 from kernelseam.kernels.gemm.gemm import (
     HEADS_POINTERS,
@@ -132,17 +129,6 @@ class HopperHeads(HopperGemm):
                 )
         maps["residual_map"] = maps["a_map"]
         return maps
-
-    def covering(self) -> Iterable[Covered]:
-        """Every rotation, positions and pages, with and without a bias."""
-        f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
-        plain = GemmSpec(bf16, bf16, f32, b_transposed=True, heads=HeadsSpec())
-        yield Covered(self, replace(plain, bias=bf16, heads=HeadsSpec("halves")))
-        paged = HeadsSpec("halves", positions=True, paged=True)
-        yield Covered(self, GemmSpec(f16, f16, f32, b_transposed=True, bias=f32, heads=paged))
-        yield Covered(self, replace(plain, heads=HeadsSpec("pairs", positions=True)), often=False)
-        yield Covered(self, replace(plain, bias=bf16), often=False)
-        yield Covered(self, replace(plain, b_transposed=False), often=False)
 
 
 def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:

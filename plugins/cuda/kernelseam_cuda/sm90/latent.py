@@ -3,14 +3,10 @@ attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-
 from kernelseam.contract import ArchRow, Device, Launch, Launches, TensorMap
 from kernelseam.costs import Work
 from kernelseam.descriptors.attention.options import ANY_VIEW, SpecOption
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
-from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.arguments import (
     OPERANDS,
     PAGES,
@@ -25,7 +21,6 @@ from kernelseam.kernels.attention.ragged import EVEN_UNKNOWN, typical
 from kernelseam.kernels.attention.refusals import refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_constants, score_values
 from kernelseam.kernels.config import Constants
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
     INT32,
@@ -52,9 +47,9 @@ from kernelseam_cuda.sm90.latent_tiles import (
 
 SUPPORTED = SpecOption.causal | ANY_VIEW | SpecOption.lengths | SpecOption.row_scale_block
 """The options that the kernel has."""
-_DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in LATENT))
+DIMS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in LATENT))
 """Of keys and of values."""
-_ROW_SCALE_BLOCK = 128
+ROW_SCALE_BLOCK = 128
 """Of FlashMLA's rows."""
 _SCALED = 2, 0.73
 """Of such rows, which threads load and convert: how often memory's time for them passes, and the
@@ -136,13 +131,13 @@ class HopperLatent(HopperKernel):
             return "it takes values that are the first columns of the keys: latent"
         if reason := spec.refused_by(_supported(spec)):
             return reason
-        if spec.row_scale_block not in (None, _ROW_SCALE_BLOCK):
+        if spec.row_scale_block not in (None, ROW_SCALE_BLOCK):
             block = spec.row_scale_block
-            return f"row_scale_block = {block}: it takes {_ROW_SCALE_BLOCK}"
+            return f"row_scale_block = {block}: it takes {ROW_SCALE_BLOCK}"
         if spec.dtype.itemsize != 2:
             return f"it takes bfloat16 and float16, not {spec.dtype}"
         if not self.tiles(spec, row):
-            dims = ", ".join(f"{d}/{d_v}" for d, d_v in _DIMS)
+            dims = ", ".join(f"{d}/{d_v}" for d, d_v in DIMS)
             return f"head dims {spec.dims}: it takes {dims}"
         if spec.kv_view != "paged" and (reason := refuse_mixed_views(spec)):
             return reason
@@ -274,30 +269,6 @@ class HopperLatent(HopperKernel):
             tile.rate * part,
             tile.block_seconds,
         )
-
-    def covering(self) -> Iterable[Covered]:
-        """Both dtypes; pages, lengths; with and without a causal mask and an LSE."""
-        for dims in _DIMS:
-            paged = AttentionSpec(
-                DType.bfloat16,
-                *dims,
-                causal=True,
-                lse=True,
-                kv_view="paged",
-                lengths=True,
-                latent=True,
-            )
-            strided = replace(paged, dtype=DType.float16, kv_view="strided", lse=False)
-            for spec in (
-                paged,
-                strided,
-                replace(paged, q_view="packed"),
-                replace(strided, q_view="packed", kv_view="packed", lengths=False),
-                replace(paged, causal=False),
-                replace(paged, dtype_kv=DType.float8_e4m3fn, row_scale_block=_ROW_SCALE_BLOCK),
-            ):
-                yield Covered(self, spec)
-                yield Covered(MERGE, spec)
 
 
 class HopperLatentMerge(HopperKernel):

@@ -10,7 +10,6 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels.config import Constants, members
-from kernelseam.kernels.covered import Covered
 from kernelseam.kernels.definition import OfferingDefinition
 from kernelseam.kernels.elements import (
     DEVICE_TYPE,
@@ -200,17 +199,3 @@ class HopperTf32Gemm(HopperKernel, OfferingDefinition):
             rate=tile.rate,
             block_seconds=tile.block_seconds,
         )
-
-    def covering(self) -> Iterable[Covered]:
-        """Both precisions, what is multiplied from where, every view and option."""
-        f32 = DType.float32
-        for precision in ("tf32", "tf32x3"):
-            plain = GemmSpec(f32, f32, f32, precision=precision)
-            more = replace(plain, b_transposed=True, bias=f32, residual=f32, vector_c=4, vector_r=4)
-            yield Covered(self, plain)
-            yield Covered(self, replace(more, view="pointers"))
-            yield Covered(self, replace(plain, b_transposed=True), often=False)
-            yield Covered(self, replace(plain, bias=f32, residual=f32), often=False)
-            yield Covered(
-                self, replace(plain, a_transposed=True, b_transposed=True, bias=f32), often=False
-            )

@@ -33,7 +33,6 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
 from kernelseam.hookspecs import hookimpl
-from kernelseam.kernels import Covered
 from kernelseam.kernels.definition import KernelDefinition
 from kernelseam.kernels.signature import Signature
 from kernelseam.registry import Registry
@@ -146,8 +145,8 @@ class Rows(KernelDefinition):
     def sources(self) -> Mapping[str, str]:
         return sources()
 
-    def covering(self) -> Iterable[Covered]:
-        yield Covered(self, GemmSpec(DType.float32, DType.float32, DType.float32))
+    def covering(self) -> Iterable[GemmSpec]:
+        yield GemmSpec(DType.float32, DType.float32, DType.float32)
 
     def refuse(self, problem: GemmProblem, row: ArchRow) -> str | None:
         spec = problem.spec

@@ -1,17 +1,14 @@
-"""Specs that together cover every code path of the shared kernels: what the tests compile for every
-arch."""
+"""Specs that together cover every code path of the shared kernels, for every arch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import numpy as np
-
 from kernelseam import epilogues
-from kernelseam.contract import Composition
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdSpec
 from kernelseam.descriptors.attention.merge_problem import MergeSpec
 from kernelseam.descriptors.attention.problem import AttentionSpec
@@ -37,13 +34,14 @@ from kernelseam.kernels.attention.row_kernels import (
     SumSpec,
 )
 from kernelseam.kernels.cache.cache import CACHE
-from kernelseam.kernels.covered import UNIFORM, Covered
 from kernelseam.kernels.gemm.bag_sums import BAG_SUMS, BagSumsSpec
 from kernelseam.kernels.gemm.gemm import GemmDefinition
 from kernelseam.kernels.gemm.gemv import GEMV
 from kernelseam.kernels.gemm.grouped import GroupedGemmDefinition
 from kernelseam.kernels.gemm.grouped_pointers import GroupedGemmPointersDefinition
-from kernelseam.kernels.gemm.reductions import REDUCE
+from kernelseam.kernels.gemm.reductions import MANY, REDUCE, SOME, ReduceSpec
+
+from compile_matrix.covered import UNIFORM, Covered
 
 F16, BF16, F32, F64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
 GEMM, FORWARD, BACKWARD = GemmDefinition(), AttentionDefinition(), AttentionBwdDefinition()
@@ -54,10 +52,8 @@ EVERY: dict[str, Any] = dict.fromkeys(
 """All options that change scores, except a bias."""
 
 
-def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
-    """Those of the shared kernels, and those of ``kernels``, a plugin's own.
-
-    GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists,
+def shared() -> Iterator[Covered]:
+    """GEMM: every dtype with every transpose case, every precision that an arch has, pointer lists,
     narrow rows, float32 results, sums, bias and residual, heads; groups along each axis.
 
     Attention: every dtype with head dims from 32 to 576, different ones for keys and values, odd
@@ -65,20 +61,16 @@ def covering(kernels: Iterable[Composition] = ()) -> tuple[Covered, ...]:
     every view; few queries over many keys. Its gradients: every dtype, head dims from 64 to 256,
     with and without options. And the small kernels beside them.
     """
-    own = (c for k in kernels for c in k.covering())
-    return (
-        *_gemms(),
-        *_grouped(),
-        *_attentions(),
-        *_variants(),
-        *_gradients(),
-        *_small(),
-        *DECODE.covering(),
-        *GEMV.covering(),
-        *REDUCE.covering(),
-        *_stored(),
-        *own,
-    )
+    yield from _gemms()
+    yield from _grouped()
+    yield from _attentions()
+    yield from _variants()
+    yield from _gradients()
+    yield from _small()
+    yield from _decoding()
+    yield from _few_rows()
+    yield from _reductions()
+    yield from _stored()
 
 
 def _epilogues() -> Iterator[Covered]:
@@ -249,6 +241,42 @@ def _variants() -> Iterator[Covered]:
     yield one(AttentionSpec(BF16, 576, 512, True, True, **pages), True)
     yield one(AttentionSpec(F32, 64, 64, lse=True, bias=F32, **EVERY))
     yield one(AttentionSpec(F32, 128, 128, True, **pages), True)
+
+
+def _decoding() -> Iterator[Covered]:
+    """Both dtypes, head dims from 64 to 256, options alone and together, every view."""
+    f16, bf16 = DType.float16, DType.bfloat16
+    paged: dict[str, Any] = {"kv_view": "paged", "lengths": True}
+    plain = AttentionSpec(bf16, 128, 128, lse=True, **paged)
+    for dim in (64, 96, 128, 256):
+        yield Covered(DECODE, AttentionSpec(bf16, dim, dim, **paged), often=dim in (64, 128))
+    yield Covered(DECODE, AttentionSpec(f16, 192, 128, True, True, **paged), often=False)
+    yield Covered(DECODE, replace(plain, causal=True, q_view="packed"))
+    yield Covered(DECODE, replace(plain, window=True, **UNIFORM), often=False)
+    yield Covered(
+        DECODE,
+        replace(plain, kv_view="strided", causal=True, dtype_out=DType.float32),
+        often=False,
+    )
+    yield Covered(
+        DECODE, AttentionSpec(f16, 40, 72, lse=True, vector=2, bias=f16, mask=True), often=False
+    )
+
+
+def _few_rows() -> Iterator[Covered]:
+    """Every dtype, both ways through W, lists, narrow rows, bias and residual."""
+    f16, bf16, f32, f64 = DType.float16, DType.bfloat16, DType.float32, DType.float64
+    added = GemmSpec(bf16, f32, f32, view="pointers", bias=bf16, residual=f32)
+    yield Covered(GEMV, GemmSpec(f16, f16, f32, b_transposed=True))
+    yield Covered(GEMV, added)
+    yield Covered(GEMV, GemmSpec(f32, f32, f32, True, True, "strided", 4, 4, 4))
+    yield Covered(GEMV, GemmSpec(f64, f64, f64), often=False)
+    yield Covered(GEMV, GemmSpec(bf16, bf16, f32, True, False), often=False)
+
+
+def _reductions() -> Iterator[Covered]:
+    for elements in (1, SOME, MANY):
+        yield Covered(REDUCE, ReduceSpec(elements < MANY, elements))
 
 
 def _stored() -> Iterator[Covered]:
