@@ -51,6 +51,15 @@ def test_dense() -> None:
     assert not check.attention(q, k, v, out, lse, causal=False, variant=wrong)
 
 
+def test_of_heads_alone() -> None:
+    """The oracle hands over arrays: ~ of Python's truth is true, its integers raise by 0."""
+    q, k, v = inputs()
+    mask: Callable[..., Any] = lambda b, h, i, j: ~(h > 1) & (7 // h < 5)  # noqa: E731
+    out, lse = ks.attention(q, k, v, mask_mod=mask, return_lse=True)
+    assert np.isneginf(lse[:, 1:]).all()
+    assert check.attention(q, k, v, out, lse, causal=False, variant=Variant(mask_mod=mask))
+
+
 def test_with_the_other_options() -> None:
     """The score_mod gets what they make of scale·q·k; the mask_mod is one more mask."""
     q, k, v = inputs()

@@ -41,8 +41,9 @@ def _called(function: Function, values: tuple[Any, ...], named: dict[str, int]) 
     if torch is not None and _is_of_torch(torch, function, 0):
         with torch.no_grad():
             return np.asarray(function(*map(torch.as_tensor, values), **asked))
+    # Arrays, as ~ of Python's own truth values is no logic, and its integers raise by 0.
     with np.errstate(all="ignore"):
-        return np.asarray(function(*values, **asked))
+        return np.asarray(function(*map(np.asarray, values), **asked))
 
 
 def _is_of_torch(torch: Any, x: Any, depth: int) -> bool:
