@@ -19,7 +19,7 @@ WAYS = list(product([False, True], repeat=2))
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("capacity", [None, 6, 2])
-@pytest.mark.parametrize(("form", "chunks"), [("one", 2), ("layer", 1), ("layer", 99)])
+@pytest.mark.parametrize(("form", "chunks"), [("one", 2), ("layer", 1), ("led", 99)])
 def test_results_and_gradients(
     ranks: Ranks, form: str, chunks: int, capacity: int | None, size: int
 ) -> None:

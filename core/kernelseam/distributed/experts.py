@@ -336,7 +336,8 @@ class _ShardedProduct:
                 rows |= {"out_indices": index} if i == products[-1] else {}
                 x = product(x, step, offs, **rows, **self.options)
                 continue
-            if self.capacity is not None:  # rows of no expert are not written by products
+            if self.capacity is not None and i > products[0]:
+                # rows of no expert are not written by products
                 place = torch.arange(len(x), device=x.device)
                 taken = keys < experts if i > products[-1] else place < offs[-1:]
                 x = x.where(taken[:, None], 0)

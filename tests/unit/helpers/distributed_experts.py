@@ -65,7 +65,8 @@ def _leaves(found: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
 def layer(
     group: Any, form: str, chunks: int, capacity: int | None, dtype: str = "float64", **options: Any
 ) -> dict[str, Any]:
-    """The errors of this rank's result and gradients. ``form``: "one" product, or a "layer"."""
+    """The errors of this rank's result and gradients. ``form``: "one" product, a "layer", or one
+    that a function comes before ("led")."""
     import torch
     import torch.distributed as dist
     from gloo_ranks import device_of
@@ -84,9 +85,13 @@ def layer(
     own = tensors(rank)
     weights = [own[n][mine].clone().requires_grad_() for n in names]
     a = own["a"].clone().requires_grad_()
-    b = weights[0] if form == "one" else [weights[0], swiglu, weights[1]]
+    steps = {
+        "one": weights[0],
+        "layer": [weights[0], swiglu, weights[-1]],
+        "led": [torch.tanh, weights[0], swiglu, weights[-1]],
+    }
     y = distributed.grouped_mm(
-        a, b, own["offs"], group=group, chunks=chunks, capacity=capacity, **options
+        a, steps[form], own["offs"], group=group, chunks=chunks, capacity=capacity, **options
     )
     y.backward(own["dy"])
 
@@ -97,7 +102,7 @@ def layer(
         there = tensors(of)
         x = there["a"].double().requires_grad_()
         rows, experts = torch.from_numpy(kept(of, capacity)).to(device)
-        z = x[rows]
+        z = x[rows].tanh() if form == "led" else x[rows]
         for i, w in enumerate(leaves):
             z = torch.einsum("tk,tkn->tn", swiglu(z) if i else z, w[experts])
         result = x.new_zeros(len(x), N).index_copy(0, rows, z)
