@@ -355,3 +355,21 @@ def test_equal_meshes_of_other_groups_are_told_apart(alone: Any) -> None:
     dist.destroy_process_group(groups[0])
     with pytest.raises(InvalidValue, match=r"^group = a group that was destroyed: "):
         distributed_misuse.call(both, "attention", method="mesh")
+
+
+@pytest.mark.parametrize(
+    ("function", "operand", "changes"),
+    [
+        *(("attention", "q", {"method": m}) for m in ("ring", "all_gather", "ulysses")),
+        ("qkv_projection", "input", {}),
+        ("output_projection", "attn_out", {}),
+        ("grouped_mm", "a", {}),
+        ("unshard", "x", {}),
+    ],
+)
+def test_gradients_are_not_differentiated_again(
+    ranks: Ranks, function: str, operand: str, changes: dict[str, Any]
+) -> None:
+    for error in ranks.run(distributed_misuse.twice, function, operand, ranks=2, **changes):
+        assert isinstance(error, InvalidValue), error
+        assert f"gradients of kernelseam.distributed.{function} cannot be diff" in str(error)

@@ -12,6 +12,7 @@ from kernelseam.distributed.order import joined, parted
 from kernelseam.distributed.ranks import Axis
 from kernelseam.distributed.transfers import all_to_all
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_function import Gradients, differentiable_once
 
 Tensor = Any
 
@@ -97,7 +98,8 @@ class _HeadsForRows(torch.autograd.Function):  # type: ignore[misc]
         return tuple(_to_heads(axis, xs, balanced))
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+    @differentiable_once("kernelseam.distributed.attention")
+    def backward(ctx: Any, *given: Tensor) -> Gradients:
         return (None, None, *_to_rows(ctx.axis, given, ctx.balanced, ctx.heads))
 
 
@@ -108,5 +110,6 @@ class _RowsForHeads(torch.autograd.Function):  # type: ignore[misc]
         return tuple(_to_rows(axis, xs, balanced, [x.shape[1] * axis.size for x in xs]))
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
+    @differentiable_once("kernelseam.distributed.attention")
+    def backward(ctx: Any, *given: Tensor) -> Gradients:
         return (None, None, *_to_heads(ctx.axis, given, ctx.balanced))

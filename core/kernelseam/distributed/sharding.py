@@ -12,6 +12,7 @@ from kernelseam.distributed.order import check_divisible, joined, parted
 from kernelseam.distributed.ranks import Axis, axis_of
 from kernelseam.distributed.transfers import all_gather, reduce_scatter
 from kernelseam.errors import InvalidValue
+from kernelseam.interop.torch_function import Gradients, differentiable_once
 
 Tensor = Any
 
@@ -64,7 +65,8 @@ class _Unshard(torch.autograd.Function):  # type: ignore[misc]
         return joined(list(whole), dim, causal).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
+    @differentiable_once("kernelseam.distributed.unshard")
+    def backward(ctx: Any, given: Tensor) -> Gradients:
         axis = ctx.axis
         parts = torch.stack(parted(given, axis.size, ctx.dim, ctx.causal))
         step = f"gradient of unshard on rank {axis.index} of {axis.size}"

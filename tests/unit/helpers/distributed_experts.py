@@ -378,19 +378,6 @@ def odd_offsets(group: Any) -> Any:
     return distributed.grouped_mm(torch.ones(4, 2), torch.ones(1, 2, 2), offs, group=group)
 
 
-def twice(group: Any) -> Any:
-    import torch
-    import torch.distributed as dist
-    from kernelseam import distributed
-
-    offs = torch.tensor([1, 4][: dist.get_world_size(group)], dtype=torch.int32)
-    a = torch.ones(4, 2, requires_grad=True)
-    b = torch.ones(1, 2, 2, requires_grad=True)
-    y = distributed.grouped_mm(a, b, offs, group=group)
-    (da,) = torch.autograd.grad(y.square().sum(), a, create_graph=True)
-    return da.sum().backward()
-
-
 def learnt(group: Any) -> float:
     """The error of the gradient of what a function between weights learns, with free slots, whose
     memory is NaN until it is written."""

@@ -101,6 +101,17 @@ def call(group: Any, function: str, /, **changes: Any) -> Any:
     return getattr(distributed, function)(**{**calls(group)[function], **changes})
 
 
+def twice(group: Any, function: str, operand: str, /, **changes: Any) -> None:
+    """Differentiate an operand's gradients."""
+    import torch
+
+    x = calls(group)[function][operand].requires_grad_()
+    y = call(group, function, **changes, **{operand: x})
+    made = y if isinstance(y, torch.Tensor) else sum(part.sum() for part in y)
+    (dx,) = torch.autograd.grad(made.square().sum(), x, create_graph=True)
+    dx.sum().backward()
+
+
 def by_one(group: Any, odd: int, function: str, /, **changes: Any) -> None:
     """A call that one rank makes in another way, and all check; a change may be a function of the
     right value."""
