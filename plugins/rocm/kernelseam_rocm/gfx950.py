@@ -23,7 +23,7 @@ from kernelseam.kernels.attention.arguments import (
 )
 from kernelseam.kernels.attention.cost import tile_keys
 from kernelseam.kernels.attention.forward_arguments import spec_constants
-from kernelseam.kernels.attention.ragged import expected_tiles
+from kernelseam.kernels.attention.ragged import expected_tiles, typical
 from kernelseam.kernels.attention.refusals import refuse_but_half_precision, refuse_mixed_views
 from kernelseam.kernels.attention.scores import score_values
 from kernelseam.kernels.config import Constants
@@ -173,7 +173,8 @@ class Gfx950Attention(KernelDefinition):
         keys, longest = tile_keys(p, BM, tile.bn)
         step = 2.0 * BM * (p.spec.head_dim + p.spec.value_dim)
         blocks = expected_tiles(p, BM, 1)
-        return Work(p.bytes_moved, blocks, step * keys, step * longest, p.spec.dtype, RATE)
+        moved = typical(p).bytes_moved
+        return Work(moved, blocks, step * keys, step * longest, p.spec.dtype, RATE)
 
 
 KERNELS = (Gfx950Attention(),)
