@@ -125,6 +125,7 @@ USUAL = {
     "split": 1,
     "score_unroll": 4,
     "shared_a": False,
+    "shared_stage": False,
     "in_turns": False,
     "halves": False,
     "page_rows": 0,

@@ -141,7 +141,7 @@ def test_parity(
     assert outcome.verdict is not None and outcome.verdict.worst <= 1
 
 
-@pytest.mark.parametrize("turns", [2, 3, 5])
+@pytest.mark.parametrize("passes", [2, 3, 5])
 @pytest.mark.parametrize(
     "name",
     [
@@ -153,12 +153,12 @@ def test_parity(
     ],
 )
 def test_heads_of_a_token_one_after_another(
-    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, name: str, turns: int
+    hostcpp: Plugins, monkeypatch: pytest.MonkeyPatch, name: str, passes: int
 ) -> None:
-    """Appended rows that are computed, as of many tokens; with more turns than heads, too."""
+    """Appended rows that are computed, as of many tokens; with more passes than heads, too."""
     (case,) = (c for c in cache_cases() if c.name == f"paged-cache-append-{name}")
     (tile,) = CACHE.tiles(problem_of(case, DEVICES[0]).spec, HostToolchain().arch_row("host"))
-    monkeypatch.setattr(PagedCacheDefinition, "tile", lambda *_: replace(tile, turns=turns))
+    monkeypatch.setattr(PagedCacheDefinition, "tile", lambda *_: replace(tile, passes=passes))
     hostcpp.forget()
     outcome = run_case(case, Target(DEVICES[0], "shared", case.operation, builtin=True))
     outcome.require()

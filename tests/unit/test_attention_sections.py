@@ -1,5 +1,5 @@
 """Heads whose longest causal blocks start together: as many as fill the device twice and a cache
-keeps; and which archs have tiles whose keys and values come in turns."""
+keeps; and which archs have tiles whose keys and values share a stage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernelseam.kernels import KERNELS, AttentionTile
 from kernelseam_cuda.archs import row
 
 HALF = frozenset({DType.float16})
-TALL = AttentionTile(HALF, 256, 4, 32, 64, 1, min_blocks=2, in_turns=True, sections=True)
+TALL = AttentionTile(HALF, 256, 4, 32, 64, 1, min_blocks=2, shared_stage=True, sections=True)
 """128 rows a block, two blocks on a unit."""
 H200 = Device("fake", 0, "fake1", "", DeviceLimits(compute_units=132))
 
@@ -75,7 +75,7 @@ def test_a_groups_heads_in_one_block_are_one_matrix() -> None:
         ("sm_86", 96, "128x64-4w-1"),
     ],
 )
-def test_keys_and_values_come_in_turns_where_two_blocks_fit(
+def test_keys_and_values_share_a_stage_where_two_blocks_fit(
     arch: str, dim: int, first: str
 ) -> None:
     tiles = KERNELS["attention"].tiles(problem(1, 1, 4096, dim).spec, row(arch))
@@ -83,7 +83,7 @@ def test_keys_and_values_come_in_turns_where_two_blocks_fit(
     assert all(t.sections == (arch in ("sm_80", "sm_90a", "sm_103")) for t in tiles)
 
 
-def test_of_keys_of_8_bits_none_come_in_turns() -> None:
+def test_keys_of_8_bits_share_no_stage() -> None:
     tiles = row("sm_90a").tiles["attention"]
-    assert any(t.in_turns for t in tiles)
-    assert not any(t.in_turns for t in tiles if t.dtype_kv is not None)
+    assert any(t.shared_stage for t in tiles)
+    assert not any(t.shared_stage for t in tiles if t.dtype_kv is not None)

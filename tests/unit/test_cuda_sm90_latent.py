@@ -202,7 +202,7 @@ def test_pairs_of_blocks_convert_a_tile_together(changes: dict[str, object], til
     found = KERNEL.tile(p, ROW, H200)
     assert found.name == tile
     assert KERNEL.config(p, found, ROW, H200).cluster == (found.cluster, 1, 1)
-    assert KERNEL.values(p, found, H200)["turns"] == 0
+    assert KERNEL.values(p, found, H200)["staggered"] == 0
     bf16 = problem(**changes)  # type: ignore[arg-type]
     assert PAIR not in KERNEL.tiles(bf16.spec, ROW)
 
@@ -301,7 +301,7 @@ def test_tiles_of_rows_over_the_same_keys_are_taken_side_by_side(
     assert values["together"] == together
     assert KERNEL.grid(p, TILE, H200) == 132
     # tiles of one item alone wait for keys, not for each other's products
-    assert (values["turns"] > 0) == (S_q * heads > 64)
+    assert (values["staggered"] > 0) == (S_q * heads > 64)
 
 
 @pytest.mark.parametrize("S_q", [1, 70, 700])

@@ -162,7 +162,7 @@ TEXTS: Mapping[str, str] = {
     "BN": "keys, or columns, of a tile",
     "STEP": "rows that a step meets",
     "STAGES": "stages of the ring",
-    "IN_TURNS": "K and V share a stage",
+    "SHARED_STAGE": "K and V share a stage",
     "Q_RESIDENT": "queries stay in registers",
     "Q_RETURNED": "the ring takes the shared memory of resident queries",
     "RESIDENT": "what a block owns stays in registers as a left factor",

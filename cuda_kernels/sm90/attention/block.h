@@ -46,7 +46,7 @@ static_assert(Config::EARLY == 0 || !HAS_BIAS, "a bias comes where a tile's rows
 static_assert(Config::PING_PONG == 0 || (GROUPS == 2 && VALUE_PARTS == 1), "two consumers take turns");
 static_assert(GROUPS % VALUE_PARTS == 0 && (VALUE_PARTS == 1 || !(E4M3 || Config::RECOMPUTE_NAN_ROWS)), "rows that are recomputed are a consumer's");
 
-// Named barriers: SCHEDULER + g is consumer g's in ping-pong scheduling (TURNS).
+// Named barriers: SCHEDULER + g is consumer g's in ping-pong scheduling (PING_PONG).
 // LOW + g: consumer g's, which asks whether references are low. READ: all consumers, when the rings have been read.
 enum { SCHEDULER = 1, FILTER = 3, LOW = 4, READ = 8 };
 

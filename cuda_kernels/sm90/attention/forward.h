@@ -3,7 +3,7 @@
 // Algorithm: FlashAttention-3's (Shah et al. 2024, arXiv:2407.08608) with a softmax that is guarded by its sums (softmax.h).
 // A block is one producer warpgroup and GROUPS consumer warpgroups of 64 queries each. K and V come by TMA in blocks of BN
 // keys through rings of STAGES, the queries through one of Q_STAGES. For every block of keys, from the last to the first, a
-// consumer issues S = Q·Kᵀ, then O += P·V of the block before, and computes the next P from S while P·V runs. TURNS is ping-pong
+// consumer issues S = Q·Kᵀ, then O += P·V of the block before, and computes the next P from S while P·V runs. PING_PONG is ping-pong
 // scheduling: two consumers alternate in issuing wgmma, so that one's softmax overlaps the other's GEMMs. With EARLY the next
 // tile's first Q·Kᵀ starts before this tile's last P·V. The grid is persistent: one block a multiprocessor.
 //
@@ -16,7 +16,7 @@
 // Pages whose rows, or rows from a page to the next, are no multiple of 8 have no boxes: the producer's warpgroup copies them row by row,
 // two warps K and two V (row_copying.h).
 //
-// A masked key never affects a row, even where its V holds NaN or inf. With REMAKE a warp that finds NaN among its results
+// A masked key never affects a row, even where its V holds NaN or inf. With RECOMPUTE_NAN_ROWS a warp that finds NaN among its results
 // recomputes these rows (recompute.h). Otherwise the producer warpgroup's spare warps set non-finite values of masked blocks
 // and rows beyond a sequence's end to zero (value_filter.h); rows that do see such a value get it added at the end.
 //

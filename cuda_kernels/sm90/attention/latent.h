@@ -8,7 +8,7 @@
 //            all where a tile has few rows, come row by row, by cp.async, wherever pages have them
 // The two consumers of P exchange through named barriers: P and the factors of its rows are ready (FULL), have been read (EMPTY).
 // Where products bound it, blocks taking the same keys side by side, the second consumer multiplies while the first one makes its next
-// softmax: it waits until the next scores are made (TURN). Else keys would be handed back later for nothing.
+// softmax: it waits until the next scores are made (SCORES_MADE). Else keys would be handed back later for nothing.
 // Where a block has a part of an item's keys alone, it leaves its o and log-sum-exp in the workspace for latent_merge.h.
 // A tile's rows are queries with their heads. Keys that none of them sees arrive as zeros. Where queries of a tile see other keys
 // (causal, fewer than 64 heads), the scores of those that a row does not see are masked, and elements of theirs that are not finite
@@ -28,7 +28,7 @@ static_assert(registers_suffice(Config::PRODUCER_REGISTERS + Config::CONSUMER_RE
 
 KS_KERNEL(THREADS, 1)
 attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands, KS_ARGUMENT List list, KS_ARGUMENT Pages pages,
-                      int boxes, int turns) {
+                      int boxes, int staggered) {
   extern __shared__ __align__(1024) char memory[];
   SharedStorage& storage = *(SharedStorage*)memory;
   const Ring<STAGES> k_rings[2]{{shared_address(storage.k_rings[0])}, {shared_address(storage.k_rings[1])}};
@@ -64,7 +64,7 @@ attention_latent_sm90(KS_ARGUMENT TensorMap k_map, KS_ARGUMENT Operands operands
       else FewConsumer<TileProducts>(thread).run(pieces);
       return;
     }
-    const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, turns != 0, warp, lane()};
+    const Consumer both{storage, operands, list, k_rings, q_ring, boxes != 0, staggered != 0, warp, lane()};
     if (group == SCORES) {
       registers_alloc<Config::CONSUMER_REGISTERS>();
       ScoreConsumer{both}.run(pieces);

@@ -17,7 +17,7 @@ constexpr int ROW_BYTES = BEHIND + 2 * (DQK - DV), QUERY_PITCH = 2 * DV + 16, RO
 constexpr int TILE_BYTES = BY_ROWS ? BN * ROW_BYTES : PANELS * PANEL_BYTES, THREADS = 384;
 static_assert(DQK % 64 == 0 && HALF == 256 && DV <= DQK, "panels of 64 columns, and a product of 256 a consumer");
 enum { SCORES, COLUMNS, LOAD };      // warpgroups
-enum { FULL = 1, EMPTY, TURN, FILTERED, CONVERTED = FILTERED + 2 };  // named barriers; FILTERED of each consumer
+enum { FULL = 1, EMPTY, SCORES_MADE, FILTERED, CONVERTED = FILTERED + 2 };  // named barriers; FILTERED of each consumer
 constexpr int EXCHANGE = 256;              // threads of the others
 
 // A tile's panels come in two parts: the score consumer's values; the values of the other, which it is done with later. What is no

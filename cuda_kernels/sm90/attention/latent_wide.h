@@ -11,7 +11,7 @@ struct Consumer {
   const List& list;
   const Ring<STAGES> (&k_rings)[2];
   const Ring<1>& q_ring;
-  bool boxes, turns;
+  bool boxes, staggered;
   int warp, thread_lane;
   PipelineState<STAGES> state{0, 0};
   PipelineState<1> q_state{0, 0};
@@ -161,7 +161,7 @@ struct ScoreConsumer : Consumer {
         pin(o);
         release(0, now);
         if (more) make_scores(s, tile + 1 < seen.boxed);
-        if (turns) named_barrier_arrive(TURN, EXCHANGE);
+        if (staggered) named_barrier_arrive(SCORES_MADE, EXCHANGE);
         if (more) {
           release_queries(tile + 2 == end);
           softmax(s, p, m, l, correction, pieces, tile + 1, tile + 1 < seen.whole);
@@ -214,7 +214,7 @@ struct ColumnConsumer : Consumer {
         if (tile >= seen.boxed) async_proxy_fence();
         if (tile > begin) rescale(o, factors);
         if (seen.differ && tile >= seen.whole) filter(state.stage, HALF, pieces.rows().least() - tile * BN);
-        if (turns) named_barrier_sync(TURN, EXCHANGE);
+        if (staggered) named_barrier_sync(SCORES_MADE, EXCHANGE);
         const u32 p = uniform(descriptor_k_major(shared_address(storage.p[0]))), v = values(state.stage, HALF);
         wgmma_fence();
         multiply_ss<T, HALF, BN / 16, 4 * 32, 4 * 2048, 32, 2048, 0, 1>(o, p, v, tile > begin);

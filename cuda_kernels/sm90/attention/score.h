@@ -26,8 +26,8 @@
 static_assert(!(Config::PREFIX && Config::WINDOW), "hide() takes a range of keys a row");
 
 template<int BN> struct TileScore {
-  static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HIDES = !Scores::BANDED;
-  static constexpr bool BY_ELEMENT = ANY || HIDES, MASK_ALONE = HIDES && !ANY;
+  static constexpr bool CAPPED = Scores::KIND == ScoreKind::CAPPED, ANY = Scores::KIND == ScoreKind::ANY, HAS_MASK = !Scores::BANDED;
+  static constexpr bool BY_ELEMENT = ANY || HAS_MASK, MASK_ALONE = HAS_MASK && !ANY;
   static_assert(!(ANY || Config::MASK) || GROUP_HEADS == 1, "of rows of several heads, keys are hidden by a mask_mod which reads no head");
   // Whether scores may rise from block to block in ways that nobody knows.
   static constexpr bool MAY_RISE = Expression::HAS_SCORE;
@@ -238,11 +238,11 @@ template<int BN> struct TileScore {
   template<bool EXACT> static constexpr bool LOOKS_AHEAD = ANY && !IN_PARTS<EXACT>;
   template<bool EXACT> struct Ahead {
     typename conditional<LOOKS_AHEAD<EXACT>, Known<BN / 2>, NothingAhead>::type known;
-    typename conditional<(EXACT && HIDES), Sight, NothingAhead>::type sight;
+    typename conditional<(EXACT && HAS_MASK), Sight, NothingAhead>::type sight;
   };
   template<bool EXACT> KS_DEVICE Ahead<EXACT> ahead(const Rows& rows, int from, bool whole = false) const {
     Ahead<EXACT> x{};
-    if constexpr (EXACT && HIDES) x.sight = MASK_ALONE && whole ? Sight{{~0u, ~0u}} : sight(rows, from);
+    if constexpr (EXACT && HAS_MASK) x.sight = MASK_ALONE && whole ? Sight{{~0u, ~0u}} : sight(rows, from);
     if constexpr (LOOKS_AHEAD<EXACT>) x.known = known<BN / 2>(rows, from, 0);
     return x;
   }
@@ -317,7 +317,7 @@ template<int BN> struct TileScore {
         in_turns<16>(s, [&](float (&part)[16], int done) { change<EXACT, false>(part, f, rows, known<16>(rows, from, done), from, done); });
       else change<EXACT, SHIFTS>(s, f, rows, ahead.known, from, 0);
     }
-    if constexpr (EXACT && HIDES)
+    if constexpr (EXACT && HAS_MASK)
       if (hides) hide(s, ahead.sight);
     if constexpr (HAS_BIAS) warp_barrier();  // the next block's may come
     if constexpr (SHIFTS) {

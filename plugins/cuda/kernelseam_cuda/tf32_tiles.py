@@ -43,7 +43,7 @@ _OF_ATTENTION = (
     *("max_dim", "warps", "rows", "bn", "stages", "min_blocks", "column_warps", "plain", "rate"),
 )
 """Rates of the split products: an H200's rounded products take two fifths of their time. Of one
-stage keys and values come in turns."""
+stage keys and values share it."""
 
 _ATTENTION_BWD = (
     (64, 8, 32, 64, 2, 32, 0, True),
@@ -83,7 +83,7 @@ ATTENTION = tuple(
     replace(
         t,
         precision=precision,
-        in_turns=t.stages == 1,
+        shared_stage=t.stages == 1,
         rate=t.rate if precision == "tf32x3" else 2.5 * t.rate,
     )
     for precision in PRECISIONS

@@ -124,20 +124,20 @@ _SIXTEEN_ROWS = AttentionTile(
     rate=0.459,
     block_seconds=2.6e-6,
 )
-_IN_TURNS = AttentionTile(
+_SHARED_STAGE = AttentionTile(
     *(_HALF_PRECISION, 256, 4, 16, 64, 1),
     min_blocks=2,
     plain=True,
-    in_turns=True,
+    shared_stage=True,
     block_seconds=1.5e-6,
     rate=0.35,
 )
-_SINGLE_IN_TURNS = AttentionTile(
+_SINGLE_SHARED_STAGE = AttentionTile(
     *(_SINGLE, 128, 4, 32, 32, 1),
     min_blocks=2,
     plain=True,
     score_unroll=1,
-    in_turns=True,
+    shared_stage=True,
     rate=0.47,
     block_seconds=_US,
 )
@@ -158,9 +158,9 @@ ATTENTION = (
         rate=0.238,
         block_seconds=7.1e-7,
     ),
-    replace(_IN_TURNS, max_dim=96, rows=32, score_unroll=2, rate=0.54),
+    replace(_SHARED_STAGE, max_dim=96, rows=32, score_unroll=2, rate=0.54),
     replace(_SIXTEEN_ROWS, max_dim=96),
-    replace(_IN_TURNS, max_dim=128, rows=32, score_unroll=1, rate=0.515, block_seconds=4.1e-6),
+    replace(_SHARED_STAGE, max_dim=128, rows=32, score_unroll=1, rate=0.515, block_seconds=4.1e-6),
     AttentionTile(
         *(_HALF_PRECISION, 128, 4, 32, 48, 2),
         min_blocks=2,
@@ -177,16 +177,16 @@ ATTENTION = (
         rate=0.327,
         block_seconds=1.8e-6,
     ),
-    replace(_IN_TURNS, max_dim=192, rows=16, rate=0.47),
+    replace(_SHARED_STAGE, max_dim=192, rows=16, rate=0.47),
     AttentionTile(_HALF_PRECISION, 192, 8, 16, 32, 2, rate=0.42),
-    replace(_IN_TURNS, max_dim=256, rows=16, score_unroll=8, rate=0.35, block_seconds=1.5e-6),
+    replace(_SHARED_STAGE, max_dim=256, rows=16, score_unroll=8, rate=0.35, block_seconds=1.5e-6),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 64, 2, plain=True, rate=0.395, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 48, 2, plain=True, rate=0.39, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 32, 2, plain=True, rate=0.361, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.216),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.08),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.065),
-    replace(_SINGLE_IN_TURNS, max_dim=64, bn=64, rate=0.57),
+    replace(_SINGLE_SHARED_STAGE, max_dim=64, bn=64, rate=0.57),
     AttentionTile(
         _SINGLE, 64, 4, 32, 32, 2, min_blocks=2, plain=True, rate=0.55, block_seconds=_US
     ),
@@ -194,7 +194,7 @@ ATTENTION = (
     AttentionTile(
         _SINGLE, 128, 4, 16, 32, 2, min_blocks=2, plain=True, rate=0.45, block_seconds=_US
     ),
-    _SINGLE_IN_TURNS,
+    _SINGLE_SHARED_STAGE,
     AttentionTile(_SINGLE, 128, 4, 16, 16, 2, rate=0.35, block_seconds=_US),
     AttentionTile(_SINGLE, 256, 4, 8, 16, 2),
     *tf32_tiles.ATTENTION,
@@ -235,7 +235,9 @@ _STORED_GEMM = tuple(
 """Factors of 8 bits. Slices of 128 would have twice the fragments in registers at once, and spill.
 Rates are those of half precision, not measured."""
 _STORED_ATTENTION = tuple(
-    replace(t, dtype_kv=_E4M3) for t in ATTENTION if t.dtypes is _HALF_PRECISION and not t.in_turns
+    replace(t, dtype_kv=_E4M3)
+    for t in ATTENTION
+    if t.dtypes is _HALF_PRECISION and not t.shared_stage
 )
 _STORED_DECODE = tuple(
     DecodeTile(_HALF_PRECISION, *shape, q_resident=q_resident, dtype_kv=_E4M3, **more)

@@ -34,9 +34,9 @@ constexpr int DQ = (Config::DQK + 15) / 16 * 16, DO = (Config::DV + UNIT - 1) / 
 constexpr int ROWS = Config::ROWS, BM = WARPS / COLUMN_WARPS * ROWS;
 constexpr int BN = Config::BN, STAGES = Config::STAGES, MINE = DO / COLUMN_WARPS;
 constexpr int THREADS = WARP * WARPS;
-// Keys and values in turns: a step's values come while its scores are computed, the next step's keys while its values are
+// Keys and values share a stage: a step's values come while its scores are computed, the next step's keys while its values are
 // multiplied. That is a second barrier a step, for shared memory of half the size, thus for another block on a compute unit.
-constexpr bool SHARED_STAGE = Config::IN_TURNS;
+constexpr bool SHARED_STAGE = Config::SHARED_STAGE;
 // Whether a warp's sums leave a thread about 60 registers.
 constexpr bool SUMS_FILL_REGISTERS = ROWS * (MINE + BN) / WARP >= 192;
 constexpr int AHEAD = COPY_THROUGH_REGISTERS || SHARED_STAGE ? 1 : STAGES - 1;
@@ -216,7 +216,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   auto q_operand = EV::template operand<ROWS, Q_STEP>(tile_q, warp_row, 0);
   if (Config::Q_RETURNED && STAGES > 1) block_barrier();  // else a step begins with one
 
-  // The turn of the next keys: once scores are computed; where sums fill the registers, once half of them are free again.
+  // When the next keys are loaded: once scores are computed; where sums fill the registers, once half of them are free again.
   auto other_turn = [&](int tile) {
     copies_wait<0>();
     block_barrier();  // these values are visible to all, and these keys are no longer read
@@ -330,7 +330,7 @@ attention_forward_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<c
   }
   copies_wait<0>();
 
-  // In turns registers are few: what the end needs of its place is computed again, instead of kept over the loop.
+  // Where they share a stage registers are few: what the end needs of its place is computed again, instead of kept over the loop.
 #ifdef KS_BLOCK_INDEX_AGAIN
   const Place there = SHARED_STAGE ? place_of(KS_BLOCK_INDEX_AGAIN) : here;
 #else

@@ -163,7 +163,7 @@ class AttentionDefinition(KernelDefinition):
             "UNROLL": tile.score_unroll,
             "MIN_BLOCKS": tile.min_blocks,
             "SHARED_BYTES": tile.shared_bytes(spec),
-            "IN_TURNS": tile.in_turns,
+            "SHARED_STAGE": tile.shared_stage,
             "SECTIONS": tile.sections and spec.causal,
         }
 
@@ -214,7 +214,8 @@ def _tiles(spec: AttentionSpec, row: ArchRow) -> tuple[AttentionTile, ...]:
         and spec.precision == t.precision
         and dim <= t.max_dim
         and (plain or not t.plain)
-        and t.shared_bytes(spec) * (t.min_blocks if t.in_turns else 1) <= row.shared_bytes_per_block
+        and t.shared_bytes(spec) * (t.min_blocks if t.shared_stage else 1)
+        <= row.shared_bytes_per_block
     ]
     narrowest = min((t.max_dim for t in fit), default=0)
     return tuple(t for t in fit if t.max_dim == narrowest)

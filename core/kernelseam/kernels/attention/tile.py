@@ -38,7 +38,7 @@ class AttentionTile:
     q_returned: bool = False
     """Whether the ring reuses the shared memory of queries that stay in registers. Only where
     copies go through registers."""
-    in_turns: bool = False
+    shared_stage: bool = False
     """Whether K and V are loaded alternately, each into a buffer of its own, instead of ahead
     into a ring (``stages`` is 1). Only where ``min_blocks`` blocks fit a compute unit, which
     hide one another's latency."""

@@ -2,7 +2,7 @@
 // beside them. What is computed stands in PagedCache (descriptors/cache/cache.py).
 //
 // LANES neighbouring lanes have ROW_HEADS heads of q, of k or of v of one token; where something is computed on the way one, and then another,
-// `turns` in all, so that in one turn neighbours have neighbouring heads. The token's place, weights, cosines and sines are found once for them,
+// `passes` in all, so that in one pass neighbours have neighbouring heads. The token's place, weights, cosines and sines are found once for them,
 // what does not wait for the place before it; one row, or two where there are registers, come while one is computed. A row is chunks of N elements,
 // 16 bytes of the wider type where its rows allow that, else one. A lane has PAIRS pairs
 // of chunks of each row: those that lie half the rotated elements apart, so that both elements of a half-split pair are its own, and of
@@ -291,7 +291,7 @@ KS_DEVICE float largest_magnitude(const Row& x) {
 }
 
 KS_BODY(Config::THREADS, Config::MIN_BLOCKS)
-paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places places, int num_heads, int kv_heads, int turns, int q_groups,
+paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places places, int num_heads, int kv_heads, int passes, int q_groups,
                  int kv_groups, FastDivmod groups, FastDivmod tokens, int total, Rows<T> q = {}, Rows<T> q_out = {},
                  Rotation rotation = {}, const Weight* q_norm = {}, const Weight* k_norm = {}, float eps = {},
                  Rows<float> k_scales = {}, Rows<float> v_scales = {}) {
@@ -301,7 +301,7 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
   const int batch = tokens.quotient(token), s = token - batch * tokens.d;
   const bool is_query = own < q_groups, is_value = own >= q_groups + kv_groups;
   const int first = (is_query ? own : is_value ? own - q_groups - kv_groups : own - q_groups) * HEADS, dim = is_value ? DV : D;
-  const int apart = is_query ? q_groups : kv_groups;  // heads between two turns: in one, neighbouring lanes have neighbouring heads
+  const int apart = is_query ? q_groups : kv_groups;  // heads between two passes: in one, neighbouring lanes have neighbouring heads
   int heads = (is_query ? num_heads : kv_heads) - first;  // that are left, of those of other lanes too
   const Rows<T> rows = k.or_if(is_value, v).or_if(is_query, q);
   const Rows<P> pages = k_pages.or_if(is_value, v_pages);
@@ -317,7 +317,7 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
   RowOf<T> next;
   if (AHEAD == 2) {
     if (heads > apart) row += apart * rows.head;
-    if (turns > 1) load(next, row, dim);
+    if (passes > 1) load(next, row, dim);
   }
   const int first_number = own_number - thread_index() % WARP / LANES, last_number = first_number + WARP / LANES - 1;  // of the warp
   // What a row needs beside its place is asked for before the place is known.
@@ -396,12 +396,12 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
       heads -= apart, to += step, scale += scale_step;
     };
 #pragma unroll 1
-    for (int turn = 1;; turn += AHEAD) {
-      compute(x[0], AHEAD == 2 ? x[0] : next, turn + AHEAD > turns);
-      if (turn == turns) break;
+    for (int pass = 1;; pass += AHEAD) {
+      compute(x[0], AHEAD == 2 ? x[0] : next, pass + AHEAD > passes);
+      if (pass == passes) break;
       if constexpr (AHEAD == 2) {
-        compute(next, next, turn + 1 + AHEAD > turns);
-        if (turn + 1 == turns) break;
+        compute(next, next, pass + 1 + AHEAD > passes);
+        if (pass + 1 == passes) break;
       } else {
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) copy(x[0][j][0], next[j][0]), copy(x[0][j][1], next[j][1]);

@@ -30,7 +30,7 @@ _HEADS = (2, 1)
 token's place found once."""
 _MOST_ELEMENTS = 32
 """Of these heads, that a lane has."""
-_TURNS = (4, 2, 1)
+_PASSES = (4, 2, 1)
 """Heads of a token that lanes have one after another, where rows are computed and there are so many
 that blocks fill the device; eight are no faster."""
 _FEW_THREADS, _BLOCKS, _FEW_ELEMENTS = 128, 6, 16
@@ -56,7 +56,7 @@ class CacheTile:
     heads: int = 1
     blocks: int = 1
     """That share a compute unit."""
-    turns: int = 1
+    passes: int = 1
     """No column of the table but chosen for a problem."""
 
 
@@ -133,16 +133,16 @@ class PagedCacheDefinition(KernelDefinition):
         return tuple(CacheTile(_TYPES, _THREADS, lanes, h) for h in heads)
 
     def tile(self, problem: PagedCacheProblem, row: ArchRow, device: Device) -> CacheTile:
-        """That of the most heads of whose groups a fifth at most is empty; in turns, where groups
+        """That of the most heads of whose groups a fifth at most is empty; in passes, where groups
         fill the device."""
         tiles, rows = self.tiles(problem.spec, row), _groups(problem, 1)
         if _computes(problem.spec):
             (tile,) = tiles
-            tiles = tuple(replace(tile, turns=n) for n in _TURNS)
+            tiles = tuple(replace(tile, passes=n) for n in _PASSES)
         for t in tiles:
             blocks, room = self.grid(problem, t, device), device.limits.compute_units * t.blocks
-            full = 4 * t.heads * t.turns * _groups(problem, t.heads * t.turns) <= 5 * rows
-            if full and (t.turns == 1 or blocks >= room):
+            full = 4 * t.heads * t.passes * _groups(problem, t.heads * t.passes) <= 5 * rows
+            if full and (t.passes == 1 or blocks >= room):
                 return t
         return tiles[-1]
 
@@ -186,7 +186,7 @@ class PagedCacheDefinition(KernelDefinition):
                 ("places", _PLACES),
                 ("num_heads", "i32"),
                 ("kv_heads", "i32"),
-                ("turns", "i32"),
+                ("passes", "i32"),
                 ("q_groups", "i32"),
                 ("kv_groups", "i32"),
                 ("groups", divider_parameter("row_groups")),
@@ -202,7 +202,7 @@ class PagedCacheDefinition(KernelDefinition):
 
     def grid(self, problem: PagedCacheProblem, tile: CacheTile, device: Device) -> int:
         return divide_up(
-            problem.tokens * _groups(problem, tile.heads * tile.turns), tile.threads // tile.lanes
+            problem.tokens * _groups(problem, tile.heads * tile.passes), tile.threads // tile.lanes
         )
 
     def shared_bytes(self, spec: PagedCacheSpec, tile: CacheTile) -> int:
@@ -224,12 +224,12 @@ class PagedCacheDefinition(KernelDefinition):
             "table_row": p.table_stride,
             **{n: getattr(p, n) for n in _EXTENTS},
             **divider_values("page_size", p.page_size),
-            "turns": tile.turns,
-            "q_groups": divide_up(p.num_heads, tile.heads * tile.turns),
-            "kv_groups": divide_up(p.kv_heads, tile.heads * tile.turns),
-            **divider_values("row_groups", _groups(p, tile.heads * tile.turns)),
+            "passes": tile.passes,
+            "q_groups": divide_up(p.num_heads, tile.heads * tile.passes),
+            "kv_groups": divide_up(p.kv_heads, tile.heads * tile.passes),
+            **divider_values("row_groups", _groups(p, tile.heads * tile.passes)),
             **divider_values("S_tokens", max(p.S, 1)),
-            "total": p.tokens * _groups(p, tile.heads * tile.turns),
+            "total": p.tokens * _groups(p, tile.heads * tile.passes),
             "cos_row": p.cos_stride,
         }
 

@@ -203,7 +203,7 @@ class HopperAttention(HopperKernel):
         of_pages = (changed(t, page_rows=rows_at_once(problem)) for t in tiles)
         return tuple(dict.fromkeys(of_pages))
 
-    def hides(self, spec: AttentionSpec) -> bool:
+    def has_mask(self, spec: AttentionSpec) -> bool:
         """Whether it takes the tiles of specs that hide keys."""
         return spec.causal or spec.window or not is_banded(spec)
 
@@ -266,9 +266,9 @@ class HopperAttention(HopperKernel):
             **members(tile, "stages", "q_stages", "out_stages", "group_heads"),
             "IN_PARTS": tile.parts > 1,
             "IN_CLUSTER": tile.in_cluster,
-            "PING_PONG": tile.turns,
+            "PING_PONG": tile.ping_pong,
             **members(tile, "early", "ahead"),
-            "RECOMPUTE_NAN_ROWS": tile.remake,
+            "RECOMPUTE_NAN_ROWS": tile.recompute_nan,
             "DYNAMIC": _counted(spec, tile),
             "LATE": tile.late or spec.q_view == "packed",
             "PAGE_ROWS": tile.page_rows or 1,
@@ -405,7 +405,7 @@ def _fitting(
     kernel: HopperAttention, spec: AttentionSpec, few: bool
 ) -> tuple[HopperAttentionTile, ...]:
     """``few``: those for few queries alone."""
-    hides, known = kernel.hides(spec), usable(spec, kernel.known_tiles)
+    has_mask, known = kernel.has_mask(spec), usable(spec, kernel.known_tiles)
     dims = {(t.head_dim, t.value_dim) for t in known}
     width = next(
         w for w in kernel.widths if w in dims and spec.head_dim <= w[0] and spec.value_dim <= w[1]
@@ -415,7 +415,7 @@ def _fitting(
         for rows in forms(spec)
         for t in (usable(spec, kernel.few_queries) if few else known)
         if (t.head_dim, t.value_dim) == width
-        and t.hides in (None, hides)
+        and t.has_mask in (None, has_mask)
         and (spec.causal or not t.late)
     )
 

@@ -47,9 +47,9 @@ class HopperE4m3Attention(HopperAttention):
             return None
         return f"head dims {spec.dims}: it takes {', '.join(starmap(dims_name, self.widths))}"
 
-    def hides(self, spec: AttentionSpec) -> bool:
+    def has_mask(self, spec: AttentionSpec) -> bool:
         """Lengths, too: four consumers leave no registers for what masks V."""
-        return super().hides(spec) or is_ragged(spec)
+        return super().has_mask(spec) or is_ragged(spec)
 
     def tiles(self, spec: AttentionSpec, row: ArchRow) -> tuple[HopperAttentionTile, ...]:
         """Three consumers where a causal mask is all that hides keys: a window would serialise

@@ -50,14 +50,14 @@ class HopperE4m3AttentionTile(HopperAttentionTile):
 E4M3_ATTENTION = (
     HopperE4m3AttentionTile(
         *(64, 64, 4, 64, 4, 2, 1, False, True, 32),
-        hides=False,
+        has_mask=False,
         rate=1.1,
         v_stages=4,
         sum_blocks=32,
     ),
-    HopperE4m3AttentionTile(64, 64, 3, 128, 3, 2, 1, False, True, 24, hides=True, rate=1.05),
+    HopperE4m3AttentionTile(64, 64, 3, 128, 3, 2, 1, False, True, 24, has_mask=True, rate=1.05),
     HopperE4m3AttentionTile(
-        64, 64, 2, 128, 3, 2, 1, False, True, 24, hides=True, short=True, rate=1.0
+        64, 64, 2, 128, 3, 2, 1, False, True, 24, has_mask=True, short=True, rate=1.0
     ),
     HopperE4m3AttentionTile(128, 128, 2, 128, 3, 2, 2, True, True, 24, rate=1.45),
     HopperE4m3AttentionTile(

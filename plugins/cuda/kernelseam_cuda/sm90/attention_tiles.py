@@ -34,9 +34,9 @@ class HopperAttentionTile:
     """``groups`` consumers of 64 queries and ``bn`` keys a step, for head dims up to these.
 
     ``stages`` of keys and of values, ``q_stages`` of queries; ``out_stages`` panels a warp through
-    which results leave; ``turns``: two consumers alternate in issuing products; ``early``: the next
-    tile's first product starts before this one's last; ``ahead``: elements of a thread's part of
-    the scores, of ``bn``/2, whose exponentials come before the wait for P·V.
+    which results leave; ``ping_pong``: two consumers alternate in issuing products; ``early``: the
+    next tile's first product starts before this one's last; ``ahead``: elements of a thread's part
+    of the scores, of ``bn``/2, whose exponentials come before the wait for P·V.
     """
 
     head_dim: int
@@ -46,12 +46,12 @@ class HopperAttentionTile:
     stages: int
     q_stages: int
     out_stages: int
-    turns: bool
+    ping_pong: bool
     early: bool
     ahead: int
-    remake: bool = False
-    """Rows into which a hidden NaN came are made again, in place of a search of V ahead of its
-    use."""
+    recompute_nan: bool = False
+    """Rows that a masked key's NaN reached are computed again, in place of a search of V ahead of
+    its use."""
     late: bool = False
     """A block asks for its next tile when it is nearly done with one, not when it begins it: for
     causal specs, whose tiles differ in length. Packed sequences' always are asked for late: of a
@@ -60,8 +60,8 @@ class HopperAttentionTile:
     beside single ones: 133, 76 late)."""
     fewest_heads: int = 2
     """Of a section, whose tiles are handed out together."""
-    hides: bool | None = None
-    """Only for specs that hide keys by their place, or only for others; None: for all."""
+    has_mask: bool | None = None
+    """Only for specs that mask keys by their position, or only for others; None: for all."""
     short: bool = False
     """For few keys; a batch-invariant spec does not ask."""
     has_bias: bool = False
@@ -121,7 +121,11 @@ class HopperAttentionTile:
     @property
     def name(self) -> str:
         """Queries×keys, stages of keys, exponentials ahead."""
-        way = "-turns" * self.turns + "-early" * self.early + "-remake" * self.remake
+        way = (
+            "-pingpong" * self.ping_pong
+            + "-early" * self.early
+            + "-recompute-nan" * self.recompute_nan
+        )
         way += "-late" * self.late
         way += f"-{self.fewest_heads}heads" * (self.fewest_heads != 2)
         way += f"-{self.value_parts}value-parts" * (self.value_parts > 1)
@@ -190,7 +194,7 @@ class HopperAttentionTile:
 
 ATTENTION = (
     HopperAttentionTile(
-        64, 64, 4, 64, 4, 2, 1, False, True, 32, hides=False, rate=1.1, block_seconds=1.5e-6
+        64, 64, 4, 64, 4, 2, 1, False, True, 32, has_mask=False, rate=1.1, block_seconds=1.5e-6
     ),
     HopperAttentionTile(
         64,
@@ -203,30 +207,30 @@ ATTENTION = (
         False,
         True,
         16,
-        hides=False,
+        has_mask=False,
         short=True,
         rate=1.01,
         block_seconds=1.3e-6,
     ),
     HopperAttentionTile(
         *(64, 64, 4, 64, 4, 2, 1, False, True, 32),
-        remake=True,
+        recompute_nan=True,
         late=True,
-        hides=True,
+        has_mask=True,
         rate=1.04,
         block_seconds=2.1e-6,
     ),
     HopperAttentionTile(
         *(64, 64, 4, 64, 4, 2, 1, False, True, 16),
-        remake=True,
-        hides=True,
+        recompute_nan=True,
+        has_mask=True,
         rate=0.923,
         block_seconds=2.5e-6,
     ),
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, False, 16, by_element=True, rate=0.99),
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, by_element=True, rate=0.84),
     HopperAttentionTile(
-        64, 64, 4, 64, 4, 1, 1, False, False, 8, hides=False, has_bias=True, rate=0.95
+        64, 64, 4, 64, 4, 1, 1, False, False, 8, has_mask=False, has_bias=True, rate=0.95
     ),
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, has_bias=True, rate=0.82),
     HopperAttentionTile(64, 64, 2, 128, 3, 2, 1, True, False, 24, has_bias=True, rate=0.8),
@@ -241,24 +245,24 @@ ATTENTION = (
     HopperAttentionTile(
         *(256, 256, 2, 64, 2, 1, 2, True, False, 32),
         fewest_heads=4,
-        hides=False,
+        has_mask=False,
         softmax_columns=50,
         rate=1.33,
         block_seconds=3e-6,
     ),
     HopperAttentionTile(
         *(256, 256, 2, 64, 2, 1, 2, False, False, 32),
-        remake=True,
+        recompute_nan=True,
         late=True,
-        hides=True,
+        has_mask=True,
         softmax_columns=50,
         rate=1.35,
         block_seconds=2.5e-6,
     ),
     HopperAttentionTile(
         *(256, 256, 2, 64, 2, 1, 2, False, False, 32),
-        remake=True,
-        hides=True,
+        recompute_nan=True,
+        has_mask=True,
         softmax_columns=50,
         rate=1.17,
         block_seconds=2.5e-6,

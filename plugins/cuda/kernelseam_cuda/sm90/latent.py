@@ -92,7 +92,7 @@ _SIGNATURE = Signature(
         ("list", _LIST),
         ("pages", PAGES),
         ("boxes", "i32"),
-        ("turns", "i32"),
+        ("staggered", "i32"),
     )
 )
 _MERGE_SIGNATURE = Signature(
@@ -231,7 +231,7 @@ class HopperLatent(HopperKernel):
             "scale_log2": score_values(p)["scale_log2"],
             **page_values(p),
             "boxes": int(_boxes(p, tile) or _rows_together(p, tile)),
-            "turns": _turns(p, tile),
+            "staggered": _staggered(p, tile),
         }
 
     def tensor_maps(
@@ -376,9 +376,10 @@ def _apart(p: AttentionProblem) -> tuple[int, int]:
     return head, outer
 
 
-def _turns(p: AttentionProblem, tile: HopperLatentTile) -> int:
-    """Whether the consumers take turns at products, which bound it: where blocks take the same keys
-    side by side, which nobody waits for, as for those of 8 bits."""
+def _staggered(p: AttentionProblem, tile: HopperLatentTile) -> int:
+    """More than 0 where several tiles of rows take the same keys side by side, so that products
+    bound it: the second consumer then multiplies while the first makes its next softmax. Keys of 8
+    bits are waited for."""
     return 0 if p.spec.row_scale_block else divide_up(p.S_q * p.head_group, tile.rows) - 1
 
 

@@ -56,7 +56,7 @@ def _attention(
     q_returned: bool = False,
     column_warps: int = 1,
     plain: bool = False,
-    in_turns: bool = False,
+    shared_stage: bool = False,
     sections: bool = False,
 ) -> AttentionTile:
     return AttentionTile(
@@ -70,7 +70,7 @@ def _attention(
         column_warps=column_warps,
         q_returned=q_returned,
         plain=plain,
-        in_turns=in_turns,
+        shared_stage=shared_stage,
         sections=sections,
     )
 
@@ -99,12 +99,12 @@ TILES = {
     ),
     "attention": (
         _attention(_F16, 256, 3, sections=True),
-        _attention(_BF16, 64, 1, plain=True, in_turns=True, sections=True),
+        _attention(_BF16, 64, 1, plain=True, shared_stage=True, sections=True),
         _attention(_BF16, 256, 2, q_resident=True),
         _attention(_SINGLE, 128, 2),
         _attention(_SINGLE, 256, 3, warps=4, rows=8, bn=16),
         _attention(_F16 | _BF16, 576, 2, warps=8, bn=16, column_warps=8),
-        *_precise(_attention(_SINGLE, 128, 1, plain=True, in_turns=True)),
+        *_precise(_attention(_SINGLE, 128, 1, plain=True, shared_stage=True)),
         *_precise(_attention(_SINGLE, 256, 2, warps=4, bn=16, column_warps=2)),
     ),
     "attention_decode": (
