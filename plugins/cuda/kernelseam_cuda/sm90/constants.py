@@ -43,6 +43,7 @@ HOPPER: Mapping[str, str] = {
     "SPLIT": "blocks of a cluster that sum a part of K each",
     "TAIL_SLICES": "of a part of K into which a last wave's tile is cut, at least; 0: none is",
     "ADDS_UP": "parts of sums and maxima are added up by the launch itself (joined_parts.h)",
+    "IN_TURNS": "e4m3: two consumers alternate in multiplying, each when the other adds up",
     "HALVES": "e4m3: products of a tile's second half of columns go on while the first is added",
     "BLOCKS": "blocks that share a multiprocessor",
     "BUFFERS": "epilogue buffers of a consumer, 64 rows of 128 bytes each",
