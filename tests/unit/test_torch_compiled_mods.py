@@ -95,9 +95,9 @@ def test_block_masks() -> None:
     of_torch = BlockMask.from_kv_blocks(
         counts, indices, BLOCK_SIZE=16, mask_mod=lambda b, h, i, j: i >= j, seq_lengths=(S, S)
     )
-    own = ks.block_mask(mask_of(9), None, None, S, S, block_size=16)
+    own = [ks.block_mask(mask_of(9), None, None, S, S, block_size=n) for n in (16, 8, 32)]
     compiled, _ = counted(attend)
-    for blocks in (of_torch, own):
+    for blocks in (of_torch, *own):
         torch.testing.assert_close(compiled(q, k, v, blocks), attend(q, k, v, blocks))
 
 

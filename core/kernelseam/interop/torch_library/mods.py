@@ -9,6 +9,7 @@ and one whose text differs compiles anew. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,8 @@ def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> T
         else:
             sizes, own, made = words_of_torch(block_mask)
             blocks, lengths, words = (*sizes, True), [*own], [made]
+    if blocks is not None:  # sizes that change from call to call are no constants to Dynamo before
+        blocks = (index(blocks[0]), index(blocks[1]), blocks[2])
     described = _described(score_mod, mask_mod, blocks)
     raise_refusal(described)
     text, numbers, arrays, guards = described
