@@ -235,7 +235,11 @@ def refused(**changed: Any) -> Callable[[], Any]:
         ),
         (
             refused(slot_mapping=np.zeros((B, S), np.int32), block_table=None, rotary=tables()),
-            "positions = None: rotation needs positions",
+            r"positions = None: rotation needs positions, which slots do not tell\. Give it\.$",
+        ),
+        (
+            refused(k=normal(6, G, D), v=normal(6, G, D)),
+            r"cu_seqlens_q = None: must say which rows an entry has: block_table is of 2\. Give it",
         ),
         (
             refused(positions=np.zeros((B, S), np.int32), kv_lengths=LENGTHS),

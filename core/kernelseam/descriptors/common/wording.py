@@ -63,4 +63,4 @@ class Wording:
             lambda m: f"the {m[2]} stride of {self._operand(m[1], m[3])}",
             text,
         )
-        return self._words.sub(self._word, text)
+        return self._words.sub(self._word, text.removesuffix(" (0: it will be bound)"))

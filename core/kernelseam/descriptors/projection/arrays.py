@@ -83,6 +83,9 @@ class Read:
             self.take("cu_seqlens", "sequences+1", {})
             self.known["sequences"] = self.known["sequences+1"] - 1
             self.fields["sequences"] = self.known["sequences"]
+        elif not lead and (table := self.infos.get("block_table")) and table.shape[:1] != (1,):
+            rule = f"must say which rows an entry has: block_table is of {table.shape[0]}"
+            raise InvalidValue("cu_seqlens", None, rule, "Give it, or rows with a batch axis")
         if "kv_lengths" in self.infos:
             self.take("kv_lengths", entries, {})
         if "block_table" in self.infos:
