@@ -49,19 +49,17 @@ def run(
     implementation: shapes.Implementation = None,
     input: Annotated[
         Path | None,
-        typer.Option(
-            "--input", help="An .npz with q, k, v, or NAME_q, NAME_k, NAME_v (and NAME_out)."
-        ),
+        typer.Option(help="An .npz with q, k, v, or NAME_q, NAME_k, NAME_v (and NAME_out)."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Save the result: .npy, or .npz by name.")
+        Path | None, typer.Option(help="Save the result: .npy, or .npz by name.")
     ] = None,
     json: shapes.Json = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare with the float64 oracle.")
     ] = False,
     time: Annotated[bool, typer.Option("--time", help="Time it, after a warm-up.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """softmax(q·kᵀ/√D)·v, or its gradients."""
     if output is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, get_type_hints
+from dataclasses import field, fields, replace
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import numpy as np
 import typer
@@ -26,6 +26,12 @@ from kernelseam.samples.operand_layout import OperandLayout
 EXTENTS = ("batch", "heads", "seq_len", "kv_seq_len", "head_dim", "kv_heads", "value_dim")
 PAGE_SIZE = 16
 _NUMBERS = scalars_of(ScoreNumbers)
+T = TypeVar("T")
+
+
+def _flag(default: T, help: str, **typer_options: Any) -> T:
+    """An option that no other command has, by the field's name."""
+    return field(default=default, metadata={"flag": {"help": help, **typer_options}})
 
 
 @dataclass(frozen=True)
@@ -43,114 +49,50 @@ class AttentionOptions(ScoreNumbers):
     dtype: shapes.Dtype = None
     layout: shapes.AttentionLayout = "bhsd"
     precision: shapes.Precision = None
-    window: Annotated[
-        str | None,
-        typer.Option(
-            "--window", help="LEFT,RIGHT: a sliding window; a side left out has no bound."
-        ),
-    ] = None
-    alibi: Annotated[bool, typer.Option("--alibi", help="Slopes 2^(-8(h+1)/H).")] = False
-    bias: Annotated[
-        str | None,
-        typer.Option("--bias", help="An additive bias of this dtype: float32, or that of --dtype."),
-    ] = None
-    mask_density: Annotated[
-        float | None,
-        typer.Option(
-            "--mask-density", min=0, max=1, help="A random mask with this share of visible keys."
-        ),
-    ] = None
-    sinks: Annotated[bool, typer.Option("--sinks", help="A random sink for each head.")] = False
-    prefix: Annotated[
-        int | None,
-        typer.Option("--prefix", min=0, help="Leading keys that every query sees (prefix LM)."),
-    ] = None
-    kv_lengths: Annotated[
-        bool, typer.Option("--kv-lengths", help="Random key lengths, up to --kv-seq-len.")
-    ] = False
-    score_mod: Annotated[
-        str | None,
-        typer.Option(
-            "--score-mod", metavar="FILE:NAME", help="A function (score, b, h, q_idx, kv_idx)."
-        ),
-    ] = None
-    mask_mod: Annotated[
-        str | None,
-        typer.Option("--mask-mod", metavar="FILE:NAME", help="A function (b, h, q_idx, kv_idx)."),
-    ] = None
-    block_mask: Annotated[
-        int | None,
-        typer.Option(
-            "--block-mask", min=1, help="Queries and keys of blocks that --mask-mod is given by."
-        ),
-    ] = None
-    paged: Annotated[bool, typer.Option("--paged", help="Keys and values in shuffled pages.")] = (
-        False
+    window: str | None = _flag(None, "LEFT,RIGHT: a sliding window; a side left out has no bound.")
+    alibi: bool = _flag(False, "Slopes 2^(-8(h+1)/H).")
+    bias: str | None = _flag(None, "An additive bias of this dtype: float32, or that of --dtype.")
+    mask_density: float | None = _flag(
+        None, "A random mask with this share of visible keys.", min=0, max=1
     )
-    page_size: Annotated[
-        int | None, typer.Option("--page-size", min=1, help=f"Keys per page. [{PAGE_SIZE}]")
-    ] = None
-    shared_pages: Annotated[
-        int | None,
-        typer.Option(
-            "--shared-pages", min=0, help="Leading pages of all entries, read once for all of them."
-        ),
-    ] = None
-    latent: Annotated[
-        bool, typer.Option("--latent", help="Values are the first columns of the keys (MLA).")
-    ] = False
-    varlen: Annotated[
-        bool,
-        typer.Option("--varlen", help="Packed sequences of random lengths, up to --seq-len."),
-    ] = False
-    backward: Annotated[bool, typer.Option("--backward", help="Compute the gradients.")] = False
-    any_order: Annotated[
-        bool,
-        typer.Option(
-            "--any-order", help="Gradients may be summed in any order (nondeterministic, faster)."
-        ),
-    ] = False
-    return_lse: Annotated[
-        bool, typer.Option("--return-lse", help="Return the log-sum-exp of the scores, too.")
-    ] = False
-    kv_dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-dtype",
-            help="Of keys and values stored in 8 bits: float8_e4m3fn or float8_e4m3fnuz.",
-        ),
-    ] = None
-    q_dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--q-dtype",
-            help="Of queries, keys and values all stored in 8 bits; --dtype is the result's.",
-        ),
-    ] = None
-    kv_scales: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-scales",
-            help="Random scales of --kv-dtype, and of --q-dtype: one a tensor, heads, entries (and "
-            "heads) or blocks.",
-        ),
-    ] = None
-    scale_block: Annotated[
-        int | None,
-        typer.Option(
-            "--scale-block", min=1, help="Keys that share a scale, with --kv-scales blocks."
-        ),
-    ] = None
-    row_scale_block: Annotated[
-        int | None,
-        typer.Option("--row-scale-block", min=1, help="Columns that share a scale in latent rows."),
-    ] = None
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(
-            "--batch-invariant", help="A row's bits do not depend on the rest of the batch."
-        ),
-    ] = False
+    sinks: bool = _flag(False, "A random sink for each head.")
+    prefix: int | None = _flag(None, "Leading keys that every query sees (prefix LM).", min=0)
+    kv_lengths: bool = _flag(False, "Random key lengths, up to --kv-seq-len.")
+    score_mod: str | None = _flag(
+        None, "A function (score, b, h, q_idx, kv_idx).", metavar="FILE:NAME"
+    )
+    mask_mod: str | None = _flag(None, "A function (b, h, q_idx, kv_idx).", metavar="FILE:NAME")
+    block_mask: int | None = _flag(
+        None, "Queries and keys of blocks that --mask-mod is given by.", min=1
+    )
+    paged: bool = _flag(False, "Keys and values in shuffled pages.")
+    page_size: int | None = _flag(None, f"Keys per page. [{PAGE_SIZE}]", min=1)
+    shared_pages: int | None = _flag(
+        None, "Leading pages of all entries, read once for all of them.", min=0
+    )
+    latent: bool = _flag(False, "Values are the first columns of the keys (MLA).")
+    varlen: bool = _flag(False, "Packed sequences of random lengths, up to --seq-len.")
+    backward: bool = _flag(False, "Compute the gradients.")
+    any_order: bool = _flag(
+        False, "Gradients may be summed in any order (nondeterministic, faster)."
+    )
+    return_lse: bool = _flag(False, "Return the log-sum-exp of the scores, too.")
+    kv_dtype: str | None = _flag(
+        None, "Of keys and values stored in 8 bits: float8_e4m3fn or float8_e4m3fnuz."
+    )
+    q_dtype: str | None = _flag(
+        None, "Of queries, keys and values all stored in 8 bits; --dtype is the result's."
+    )
+    kv_scales: str | None = _flag(
+        None,
+        "Random scales of --kv-dtype, and of --q-dtype: one a tensor, heads, entries (and "
+        "heads) or blocks.",
+    )
+    scale_block: int | None = _flag(
+        None, "Keys that share a scale, with --kv-scales blocks.", min=1
+    )
+    row_scale_block: int | None = _flag(None, "Columns that share a scale in latent rows.", min=1)
+    batch_invariant: bool = _flag(False, "A row's bits do not depend on the rest of the batch.")
 
     def __post_init__(self) -> None:
         """Refuse options that exclude each other; the descriptor checks the rest."""
@@ -397,9 +339,11 @@ def _window(text: str | None) -> tuple[int | None, int | None] | None:
 def _hints() -> dict[str, Any]:
     """The types of the fields with typer's options, those of the record with its words."""
     hints = get_type_hints(AttentionOptions, include_extras=True)
-    for name, option in options_of(AttentionOptions).items():
+    words = {f.name: f.metadata["flag"] for f in fields(AttentionOptions) if "flag" in f.metadata}
+    words |= {n: {"help": o.says} for n, o in options_of(AttentionOptions).items()}
+    for name, more in words.items():
         flag = f"--{name.replace('_', '-')}"
-        hints[name] = Annotated[option.type, typer.Option(flag, help=option.says)]
+        hints[name] = Annotated[hints[name], typer.Option(flag, **more)]
     return hints
 
 

@@ -40,14 +40,11 @@ def run(
         ),
     ] = False,
     arch: Annotated[
-        list[str] | None,
-        typer.Option("--arch", help="With --from or --common; may be given again."),
+        list[str] | None, typer.Option(help="With --from or --common; may be given again.")
     ] = None,
     bundle: Annotated[
         Path | None,
-        typer.Option(
-            "--bundle", help="With --from or --common: the wheel of binaries to write, FILE.whl."
-        ),
+        typer.Option(help="With --from or --common: the wheel of binaries to write, FILE.whl."),
     ] = None,
     all_choices: Annotated[
         bool,

@@ -40,9 +40,7 @@ app.callback(invoke_without_command=True)(bundle.run)
 Archs = Annotated[
     list[str],
     typer.Option(
-        "--arch",
-        autocompletion=names_of_archs,
-        help="As `kernelseam doctor` lists them; may be given again.",
+        autocompletion=names_of_archs, help="As `kernelseam doctor` lists them; may be given again."
     ),
 ]
 

@@ -22,9 +22,8 @@ from kernelseam.variants import SEPARATOR
 Arch = Annotated[
     str | None,
     typer.Option(
-        "--arch",
         help="Explain for a GPU that need not be here, from its data sheet: its arch, or words of "
-        "a product's name.",
+        "a product's name."
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Show implementations of other backends too.")]

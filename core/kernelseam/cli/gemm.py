@@ -24,7 +24,7 @@ def run(
     ] = False,
     time: Annotated[bool, typer.Option("--time", help="Time it, after a warm-up.")] = False,
     json: shapes.Json = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")] = 0,
 ) -> None:
     """C = op(A)·op(B) + bias + residual, and its epilogue, for a batch of matrices, or groups."""
     device = device_for(asked.descriptor().problem(), backend)

@@ -38,14 +38,10 @@ def parsed_sizes(text: str) -> tuple[Three, ...]:
 
 
 _Groups = Annotated[
-    int | None,
-    typer.Option(
-        "--groups", min=1, help="Groups, as of experts: divides M, or what --along names."
-    ),
+    int | None, typer.Option(min=1, help="Groups, as of experts: divides M, or what --along names.")
 ]
 _Along = Annotated[
-    str | None,
-    typer.Option("--along", help="With --groups: the axis that is divided, m, n or k. [m]"),
+    str | None, typer.Option(help="With --groups: the axis that is divided, m, n or k. [m]")
 ]
 _Skewed = Annotated[
     bool,
@@ -63,8 +59,7 @@ _CFactors = Annotated[
     bool, typer.Option("--c-factors", help="With --groups: rows of C are multiplied by factors.")
 ]
 _Sizes = Annotated[
-    str | None,
-    typer.Option("--sizes", help="Products of sizes of their own: MxNxK,MxNxK,…, in one launch."),
+    str | None, typer.Option(help="Products of sizes of their own: MxNxK,MxNxK,…, in one launch.")
 ]
 
 

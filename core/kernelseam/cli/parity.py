@@ -36,26 +36,19 @@ SHOWN_REASONS = 20
 
 def run(
     backend: Annotated[
-        str | None,
-        typer.Option("--backend", help="numpy, or that of a plugin. [every one with a device]"),
+        str | None, typer.Option(help="numpy, or that of a plugin. [every one with a device]")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="BACKEND:INDEX. [a backend's first]")
-    ] = None,
+    device: Annotated[str | None, typer.Option(help="BACKEND:INDEX. [a backend's first]")] = None,
     operation: Annotated[
-        str | None, typer.Option("--operation", help="Only cases of this operation. [all]")
+        str | None, typer.Option(help="Only cases of this operation. [all]")
     ] = None,
     case: Annotated[
         list[str] | None,
         typer.Option(
-            "--case",
-            metavar="GLOB",
-            help="Only cases with matching names; may be given again. [all]",
+            metavar="GLOB", help="Only cases with matching names; may be given again. [all]"
         ),
     ] = None,
-    implementation: Annotated[
-        str | None, typer.Option("--implementation", help="By name. [all]")
-    ] = None,
+    implementation: Annotated[str | None, typer.Option(help="By name. [all]")] = None,
     pages: Annotated[
         list[Path] | None,
         typer.Option(
@@ -65,17 +58,13 @@ def run(
     workers: Annotated[
         int,
         typer.Option(
-            "--workers",
-            min=0,
-            help="Processes that make inputs and check results; 0: only this one. [0]",
+            min=0, help="Processes that make inputs and check results; 0: only this one. [0]"
         ),
     ] = 0,
     limit: Annotated[
         float,
         typer.Option(
-            "--limit",
-            metavar="SECONDS",
-            help="With --workers: time limit of each stage of a case. [300]",
+            metavar="SECONDS", help="With --workers: time limit of each stage of a case. [300]"
         ),
     ] = LIMIT,
     json: shapes.Json = False,

@@ -15,27 +15,24 @@ from kernelseam.errors import InvalidValue
 from kernelseam.samples.operand_layout import OperandLayout
 from kernelseam.samples.projection_case import ProjectionCase
 
-Kind = Annotated[str, typer.Option("--kind", help="qkv: before an attention; output: after it.")]
+Kind = Annotated[str, typer.Option(help="qkv: before an attention; output: after it.")]
 Hidden = Annotated[
-    int | None, typer.Option("--hidden", min=0, help="Hidden size of the model. [heads x head-dim]")
+    int | None, typer.Option(min=0, help="Hidden size of the model. [heads x head-dim]")
 ]
-Tokens = Annotated[int | None, typer.Option("--seq-len", min=0, help="Tokens per sequence. [512]")]
+Tokens = Annotated[int | None, typer.Option(min=0, help="Tokens per sequence. [512]")]
 Bias = Annotated[bool, typer.Option("--bias", help="Add a bias of --dtype.")]
 Residual = Annotated[
     bool, typer.Option("--residual", help="With --kind output: add a residual of --dtype.")
 ]
 Rotary = Annotated[
-    str | None, typer.Option("--rotary", help="With --kind qkv, rotary embedding: halves or pairs.")
+    str | None, typer.Option(help="With --kind qkv, rotary embedding: halves or pairs.")
 ]
 Paged = Annotated[
     bool, typer.Option("--paged", help="With --kind qkv: keys and values go to shuffled pages.")
 ]
-PageSize = Annotated[
-    int | None, typer.Option("--page-size", min=1, help=f"Keys per page. [{PAGE_SIZE}]")
-]
+PageSize = Annotated[int | None, typer.Option(min=1, help=f"Keys per page. [{PAGE_SIZE}]")]
 KvDtype = Annotated[
-    str | None,
-    typer.Option("--kv-dtype", help="Of pages in 8 bits: float8_e4m3fn or float8_e4m3fnuz."),
+    str | None, typer.Option(help="Of pages in 8 bits: float8_e4m3fn or float8_e4m3fnuz.")
 ]
 Varlen = Annotated[
     bool,

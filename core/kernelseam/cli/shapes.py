@@ -62,56 +62,38 @@ def names_of_backends() -> list[str]:
     return list(plugins().registry.backends)
 
 
-Batch = Annotated[int | None, typer.Option("--batch", min=0, help="Problems in the batch. [1]")]
-Heads = Annotated[
-    int | None, typer.Option("--heads", min=0, help="Heads (of queries). [attention 8, gemm 1]")
-]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", min=0, help="Queries, S_q. [512]")]
-KvSeqLen = Annotated[
-    int | None, typer.Option("--kv-seq-len", min=0, help="Keys, S_k. [as --seq-len]")
-]
-HeadDim = Annotated[
-    int | None, typer.Option("--head-dim", min=1, help="Columns of queries and keys. [64]")
-]
-KvHeads = Annotated[
-    int | None, typer.Option("--kv-heads", min=0, help="Heads of keys and values. [as --heads]")
-]
-ValueDim = Annotated[
-    int | None, typer.Option("--value-dim", min=0, help="Columns of values. [as --head-dim]")
-]
+Batch = Annotated[int | None, typer.Option(min=0, help="Problems in the batch. [1]")]
+Heads = Annotated[int | None, typer.Option(min=0, help="Heads (of queries). [attention 8, gemm 1]")]
+SeqLen = Annotated[int | None, typer.Option(min=0, help="Queries, S_q. [512]")]
+KvSeqLen = Annotated[int | None, typer.Option(min=0, help="Keys, S_k. [as --seq-len]")]
+HeadDim = Annotated[int | None, typer.Option(min=1, help="Columns of queries and keys. [64]")]
+KvHeads = Annotated[int | None, typer.Option(min=0, help="Heads of keys and values. [as --heads]")]
+ValueDim = Annotated[int | None, typer.Option(min=0, help="Columns of values. [as --head-dim]")]
 Causal = Annotated[bool, typer.Option("--causal", help="Query i sees keys up to i + S_k - S_q.")]
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype",
         autocompletion=names_of_dtypes,
         help="float16, bfloat16, float32 or float64; also fp16, bf16, f32. [float16]",
     ),
 ]
 AttentionLayout = Annotated[
     str,
-    typer.Option(
-        "--layout",
-        autocompletion=_some("bhsd", "bshd"),
-        help="bhsd or bshd: the order of the axes.",
-    ),
+    typer.Option(autocompletion=_some("bhsd", "bshd"), help="bhsd or bshd: the order of the axes."),
 ]
 
-Rows = Annotated[int | None, typer.Option("--m", min=0, help="Rows of C. [512]")]
-Columns = Annotated[int | None, typer.Option("--n", min=0, help="Columns of C. [512]")]
-Inner = Annotated[int | None, typer.Option("--k", min=0, help="Columns of A, rows of B. [512]")]
+Rows = Annotated[int | None, typer.Option(min=0, help="Rows of C. [512]")]
+Columns = Annotated[int | None, typer.Option(min=0, help="Columns of C. [512]")]
+Inner = Annotated[int | None, typer.Option(min=0, help="Columns of A, rows of B. [512]")]
 ATransposed = Annotated[bool, typer.Option("--a-transposed", help="A is K x M in memory.")]
 BTransposed = Annotated[bool, typer.Option("--b-transposed", help="B is N x K in memory.")]
 Bias = Annotated[
-    str | None, typer.Option("--bias", help="Add a bias of this dtype, N values for each matrix.")
+    str | None, typer.Option(help="Add a bias of this dtype, N values for each matrix.")
 ]
-Residual = Annotated[
-    str | None, typer.Option("--residual", help="Add a residual of this dtype, of C's shape.")
-]
+Residual = Annotated[str | None, typer.Option(help="Add a residual of this dtype, of C's shape.")]
 EpilogueOption = Annotated[
     str | None,
     typer.Option(
-        "--epilogue",
         autocompletion=_some(*NAMED),
         help="What becomes of C's elements: gelu, silu, swiglu, … or a function, FILE:NAME.",
     ),
@@ -119,7 +101,6 @@ EpilogueOption = Annotated[
 Precision = Annotated[
     str | None,
     typer.Option(
-        "--precision",
         autocompletion=_some("ieee", "tf32", "tf32x3"),
         help="Products of float32: ieee, tf32 or tf32x3. [ieee]",
     ),
@@ -127,15 +108,12 @@ Precision = Annotated[
 OutDtype = Annotated[
     str | None,
     typer.Option(
-        "--out-dtype",
-        autocompletion=names_of_dtypes,
-        help="Dtype of C; without groups also e4m3. [as --dtype]",
+        autocompletion=names_of_dtypes, help="Dtype of C; without groups also e4m3. [as --dtype]"
     ),
 ]
 GemmLayout = Annotated[
     str,
     typer.Option(
-        "--layout",
         autocompletion=_some("strided", "pointers"),
         help="strided, or pointers: arrays of addresses.",
     ),
@@ -143,7 +121,6 @@ GemmLayout = Annotated[
 Spacing = Annotated[
     str,
     typer.Option(
-        "--spacing",
         autocompletion=_some("scattered", "even"),
         help="With pointers: scattered, or even, which is run as strided.",
     ),
@@ -152,14 +129,11 @@ Spacing = Annotated[
 Backend = Annotated[
     str | None,
     typer.Option(
-        "--backend",
         autocompletion=names_of_backends,
         help="numpy, or that of a plugin; NAME:INDEX for one device. [the best]",
     ),
 ]
-Implementation = Annotated[
-    str | None, typer.Option("--implementation", help="By name. [the cheapest]")
-]
+Implementation = Annotated[str | None, typer.Option(help="By name. [the cheapest]")]
 
 
 def _alone(context: typer.Context, wanted: bool) -> bool:

@@ -52,9 +52,7 @@ def every(
     context: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--file", help='A JSON list of problems: {"operation": "gemm", "m": 64, ...}.'
-        ),
+        typer.Option(help='A JSON list of problems: {"operation": "gemm", "m": 64, ...}.'),
     ] = None,
     clear: Annotated[bool, typer.Option("--clear", help="Remove every saved choice.")] = False,
     backend: shapes.Backend = None,
