@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache, partial
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +35,8 @@ def _made(eq: bool, kw_only: bool, kind: Any) -> Any:
         hashed = _values([f.name for f in there if (f.compare if f.hash is None else f.hash)])
         methods |= {
             "__eq__": _equality(_values([f.name for f in there if f.compare])),
-            "__hash__": lambda self: hash(hashed(self)),
+            "__hash__": _hash_of(hashed),
+            "__getstate__": _state,
         }
     for name, method in methods.items():
         # a class that has an __eq__ of its own has a __hash__ of None
@@ -46,6 +47,25 @@ def _made(eq: bool, kw_only: bool, kind: Any) -> Any:
 
 def _values(names: list[str]) -> Callable[[Any], Any]:
     return attrgetter(*names, names[0]) if names else lambda x: ()  # of one it makes no tuple
+
+
+_HASH = "_hash"
+"""Where an instance keeps its hash: a choice among kernels asks for a spec's dozens of times."""
+
+
+def _hash_of(values: Callable[[Any], Any]) -> Callable[[Any], int]:
+    def __hash__(self: Any) -> int:
+        kept: int | None = vars(self).get(_HASH)
+        if kept is None:
+            kept = vars(self)[_HASH] = hash(values(self))
+        return kept
+
+    return __hash__
+
+
+def _state(self: Any) -> dict[str, Any]:
+    """What is pickled: in another process hashes are others."""
+    return {name: x for name, x in vars(self).items() if name != _HASH}
 
 
 def _equality(compared: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -71,14 +91,17 @@ def changed(x: T, **given: Any) -> T:
     the time: problems and tiles, of which the choice for a class makes dozens. Raises TypeError for
     a name that is no field."""
     kind: Any = type(x)
-    (names, values), other = _names(kind), object.__new__(kind)
-    vars(other).update(zip(names, values(vars(x)), strict=False), **given)
-    if len(vars(other)) != len(names):
+    other, names = object.__new__(kind), _names(kind)
+    own = vars(other)
+    own.update(vars(x))
+    while len(own) > len(names):  # what was computed of x, and kept there, comes after its fields
+        own.popitem()
+    own.update(given)
+    if len(own) != len(names):
         raise TypeError(f"{kind.__name__} has no fields {sorted(given.keys() - set(names))}")
     return other  # type: ignore[no-any-return]
 
 
 @cache
-def _names(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    names = tuple([f.name for f in fields(kind)])
-    return names, itemgetter(*names, names[0])  # of one name it would make no tuple
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple([f.name for f in fields(kind)])

@@ -218,6 +218,26 @@ def test_devices_and_their_limits(driver: Driver) -> None:
     )
 
 
+def test_versions_of_libraries_are_looked_for_once(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a class's first call where choices are tuned, whose keys have them."""
+    asked: list[str] = []
+
+    def version(name: str) -> str:
+        asked.append(name)
+        if name == "nvidia-cublas":
+            raise bindings.metadata.PackageNotFoundError(name)
+        return "12.8"
+
+    monkeypatch.setattr(bindings.metadata, "version", version)
+    bindings.version.cache_clear()
+    found = [CudaRuntime().versions() for _ in range(2)]
+    bindings.version.cache_clear()
+    assert found == [{"driver": "13000", "nvidia-cublas-cu12": "12.8"}] * 2
+    assert asked == ["nvidia-cublas", "nvidia-cublas-cu12"]
+
+
 def test_a_card_that_no_row_knows_keeps_its_own_arch(driver: Driver) -> None:
     driver.attributes |= {
         "COMPUTE_CAPABILITY_MAJOR": 7,

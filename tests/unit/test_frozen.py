@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 from kernelseam import frozen
+from kernelseam.forking import cached_property
 
 MAKERS: dict[str, Callable[..., Any]] = {"ours": frozen.dataclass, "std": dataclasses.dataclass}
 
@@ -130,7 +131,9 @@ def test_problems_can_be_pickled_and_plain_subclasses_have_attributes() -> None:
     rule = OperandRule("a", DType.float16, (2, 3), (3, 1), 16)
     assert hash(rule) == hash(copy.copy(rule))
     again = pickle.loads(pickle.dumps(rule))  # perhaps in another process, where hashes are others
-    assert again == rule and vars(again).keys() == {f.name for f in dataclasses.fields(rule)}
+    names = {f.name for f in dataclasses.fields(rule)}
+    assert again == rule and vars(again).keys() == vars(copy.copy(rule)).keys() == names
+    assert hash(again) == hash(rule) == hash(rule)
 
     class Plain(OperandRule):
         pass
@@ -140,6 +143,26 @@ def test_problems_can_be_pickled_and_plain_subclasses_have_attributes() -> None:
     assert x.more == 1 and x != rule
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'name'"):
         x.name = "b"
+
+
+def test_a_changed_one_has_other_fields_and_nothing_that_was_computed() -> None:
+    @frozen.dataclass(frozen=True)
+    class Pair:
+        a: int
+        b: tuple[int, ...] = ()
+
+        @cached_property
+        def twice(self) -> int:
+            return 2 * self.a
+
+    x = Pair(3, (4,))
+    assert x.twice == 6 and hash(x) == hash(Pair(3, (4,)))
+    y = frozen.changed(x, a=5)
+    assert y == Pair(5, (4,)) and vars(y) == {"a": 5, "b": (4,)}
+    assert (y.twice, hash(y)) == (10, hash(Pair(5, (4,)))) and x == Pair(3, (4,))
+    assert list(vars(frozen.changed(y, b=()))) == ["a", "b"]
+    with pytest.raises(TypeError, match=r"Pair has no fields \['c'\]"):
+        frozen.changed(x, c=1)
 
 
 def test_a_first_call_compiles_half_the_methods_of_dataclasses() -> None:

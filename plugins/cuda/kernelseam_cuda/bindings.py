@@ -28,8 +28,10 @@ def module(name: str) -> Any:
         raise NoDevice(f"{name} cannot be imported ({e}): {INSTALL}") from e
 
 
+@cache
 def version(distribution: str) -> str | None:
-    """That of a distribution that is installed, else None."""
+    """That of a distribution that is installed, else None. It is a part of the key of each tuned
+    choice."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -237,7 +237,7 @@ class AttentionProblem(ProblemNumbers):
 
     operation = "attention"
 
-    @property
+    @cached_property
     def head_group(self) -> int:
         """Query heads that share one KV head."""
         return self.num_heads // max(self.kv_heads, 1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from math import inf
+from typing import Any, TypeVar
 
 from kernelseam.contract import ArchRow, Device
 from kernelseam.costs import Work, predicted
@@ -50,18 +51,25 @@ def least_seconds(
     row: ArchRow,
     device: Device,
 ) -> Tile:
-    """The tile whose launches have the least predicted time."""
+    """The tile whose launches have the least predicted time. Launches are made of those tiles alone
+    whose kernel by itself takes no longer than the least so far: parts of keys add to it."""
 
-    def seconds(tile: Tile) -> float:
-        return sum(
-            [
-                predicted(x.kernel.work(x.problem, x.tile, device), row.costs, device.limits)
-                for x in kernel.launches(problem, tile, device).kernels
-            ]
-        )
+    def seconds(kernel: KernelDefinition, problem: Any, tile: Any) -> float:
+        return predicted(kernel.work(problem, tile, device), row.costs, device.limits)
 
     known = tuple(tiles)
-    return known[0] if len(known) == 1 else min(known, key=seconds)
+    if len(known) == 1:
+        return known[0]
+    alone, best = [seconds(kernel, problem, t) for t in known], (inf, 0)
+    for least, i in sorted(zip(alone, range(len(known)), strict=True)):
+        if least > best[0]:
+            break
+        whole = 0.0
+        for x in kernel.launches(problem, known[i], device).kernels:
+            is_own = x.kernel is kernel and x.problem is problem
+            whole += least if is_own else seconds(x.kernel, x.problem, x.tile)
+        best = min(best, (whole, i))
+    return known[best[1]]
 
 
 def forward_work(p: AttentionProblem, tile: AttentionTile, device: Device) -> Work:

@@ -143,7 +143,7 @@ class HopperAttentionTile:
     def bm(self) -> int:
         return CONSUMER_ROWS * self.groups // self.value_parts
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Of ``bm`` those in use: the heads of whole queries."""
         return self.bm // self.group_heads * self.group_heads
