@@ -94,9 +94,9 @@ def test_a_token_is_sent_once_to_a_rank(ranks: Ranks, way: tuple[bool, bool]) ->
 def test_share_of_tokens_that_a_rank_is_expected_to_have(
     ranks_: int, rows: int, share: float
 ) -> None:
-    from kernelseam.distributed.tokens import _share
+    from kernelseam.distributed.tokens import _expected_share
 
-    assert _share(ranks_, 10 * rows, 10) == pytest.approx(share, abs=1e-3)
+    assert _expected_share(ranks_, 10 * rows, 10) == pytest.approx(share, abs=1e-3)
 
 
 @pytest.mark.parametrize(

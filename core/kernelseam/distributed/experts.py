@@ -18,7 +18,7 @@ from kernelseam.distributed.agreement import agree
 from kernelseam.distributed.operands import check_axes, check_names, own_tensors
 from kernelseam.distributed.ranks import Axis, axis_of
 from kernelseam.distributed.routes import Route
-from kernelseam.distributed.tokens import Layer, Rows
+from kernelseam.distributed.tokens import ExpertLayer, Rows
 from kernelseam.distributed.transfers import all_gather
 from kernelseam.errors import InvalidValue
 from kernelseam.frozen import dataclass
@@ -227,7 +227,7 @@ class _ShardedProduct:
 
     def run(self) -> Tensor:
         if self.rows is not None:
-            layer = Layer(self.axis, self.steps, self.rows, self.options, self._step(""))
+            layer = ExpertLayer(self.axis, self.steps, self.rows, self.options, self._step(""))
             return layer.run(self.a, _check_ends, self._applied)
         own = pad(self.offs, (0, 1), value=self.a.shape[0])
         gathered = all_gather(self.axis, own, self._step("exchange of counts"))

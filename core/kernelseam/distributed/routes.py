@@ -1,6 +1,6 @@
-"""Rows that go to other ranks and come from them, as torch differentiates it. A route is begun and,
-later, waited for: what lies between overlaps with it. Its gradients go the other way, are begun
-where the received rows' gradient is there, and waited for where that of the sent rows is asked for.
+"""All-to-all exchanges of rows that torch differentiates. An exchange is begun and later waited
+for; work in between overlaps with it. In the backward the gradients go the other way: sending them
+begins when the received rows' gradient is known, and ends when that of the sent rows is needed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Route:
         self.back: Tensor | None = None
 
     def begin(self, parts: Sequence[Tensor]) -> Tensor:
-        """[received rows, columns] of ``parts``, one for each member; there after ``end``."""
+        """Begin to send ``parts``, one to each member. Returns [received rows, columns], whose
+        content is there after ``end``."""
         made: Tensor = _Begin.apply(self, *parts)
         return made
 
     def end(self, x: Tensor) -> Tensor:
-        """What ``begin`` returned, when it has come."""
+        """The rows that ``begin`` returned, once they are received."""
         waited: Tensor = _End.apply(self, x)
         return waited
 
@@ -61,18 +62,18 @@ class Route:
         return out
 
     def wait(self) -> None:
-        """Until what was started last is there."""
+        """Wait for the exchange that was started last."""
         transfer, self._transfer = self._transfer, None
         assert transfer is not None
         transfer.wait()
         self._kept = ()
 
-    def forth(self, parts: Sequence[Tensor], own: Write | None = None) -> Tensor:
+    def send(self, parts: Sequence[Tensor], own: Write | None = None) -> Tensor:
         """``begin`` without gradients; ``own`` as in ``start``."""
         return self.start(parts, self.received, self._step, own)
 
-    def turned(self, gradient: Tensor) -> None:
-        """Begin the way back."""
+    def send_back(self, gradient: Tensor) -> None:
+        """Begin to send gradients of the received rows back."""
         parts = gradient.split(self.received)
         self.back = self.start(parts, self.sent, f"{self._step}, gradients")
 
@@ -81,7 +82,7 @@ class _Begin(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, route: Route, *parts: Tensor) -> Tensor:
         ctx.route = route
-        return route.forth(parts)
+        return route.send(parts)
 
     @staticmethod
     @differentiable_once(_FUNCTION)
@@ -102,5 +103,5 @@ class _End(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     @differentiable_once(_FUNCTION)
     def backward(ctx: Any, gradient: Tensor) -> Gradients:
-        ctx.route.turned(gradient)
+        ctx.route.send_back(gradient)
         return None, gradient

@@ -140,8 +140,8 @@ def sent(everywhere: bool, apart: bool) -> Iterator[None]:
     from kernelseam.distributed import tokens
 
     with (
-        mock.patch.object(tokens, "_ALL", 0.0 if everywhere else 2.0),
-        mock.patch.object(tokens, "_APART", 0 if apart else 1 << 30),
+        mock.patch.object(tokens, "_SEND_ALL", 0.0 if everywhere else 2.0),
+        mock.patch.object(tokens, "_OWN_APART", 0 if apart else 1 << 30),
     ):
         yield
 
@@ -316,27 +316,30 @@ def bytes_of_tokens(group: Any, everywhere: bool, apart: bool) -> tuple[int, int
 
 def faulty(group: Any, fault: str) -> dict[str, float]:
     """The layer with a fault planted into this process."""
-    from kernelseam.distributed import experts, routes, tokens, trips
+    from kernelseam.distributed import experts, routes, token_exchange, tokens
     from kernelseam.distributed.sums import write_sum
 
     if fault == "a token of the row before":
-        places = vars(tokens.Sent)["places"].fget
+        places = vars(tokens.Destinations)["places"].fget
         moved = property(lambda self: places(self).roll(1))
-        with mock.patch.object(tokens.Sent, "places", moved):
+        with mock.patch.object(tokens.Destinations, "places", moved):
             return of_tokens(group, "layer", True, (False, False))
     if fault == "own sums left out":
-        joined = trips.Trips.joined
-        with mock.patch.object(trips.Trips, "joined", lambda self, own: joined(self, own * 0)):
+        combined = token_exchange.TokenExchange.combined
+        with mock.patch.object(
+            token_exchange.TokenExchange, "combined", lambda self, own: combined(self, own * 0)
+        ):
             return of_tokens(group, "layer", True, (True, True))
     if fault == "another rank's sums left out":
         with mock.patch(
-            "kernelseam.distributed.trips.write_sum", lambda out, terms: write_sum(out, terms[:1])
+            "kernelseam.distributed.token_exchange.write_sum",
+            lambda out, terms: write_sum(out, terms[:1]),
         ):
             return of_tokens(group, "layer", True, (True, False))
     if fault == "tokens of another rank":
-        ordered = tokens.Layer._ordered
+        ordered = tokens.ExpertLayer._ordered
         with mock.patch.object(
-            tokens.Layer,
+            tokens.ExpertLayer,
             "_ordered",
             lambda *given: (ordered(*given)[0], ordered(*given)[1].flip(0)),
         ):
@@ -360,7 +363,7 @@ def faulty(group: Any, fault: str) -> dict[str, float]:
     assert fault == "gradients not sent back"
     with mock.patch.object(
         routes.Route,
-        "turned",
+        "send_back",
         lambda self, gradient: setattr(
             self, "back", self.start(gradient.mul(0).split(self.received), self.sent, "x")
         ),
