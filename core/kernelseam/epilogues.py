@@ -1,10 +1,12 @@
-"""Epilogues: what becomes of each element of a product before it is rounded and written.
+"""Epilogues: functions that are applied to each element of a product before it is rounded and
+written.
 
 A product's ``epilogue`` is a function ``(acc, m, n, batch)`` of one element, one of ``NAMED`` by
-its name, ``gated(…)`` of a function of two columns, or a list of these, applied in turn. The
-functions here are such functions, make such, or are of one number, for use in others. A list may
-also have sums and maxima, of the element as it is at their place in it: ``row_sums``,
-``column_sums`` and ``amax``, each with the array that it is written to.
+its name, ``gated(…)`` of a function of two columns, or a list of these, applied in order. The
+functions of this module are such functions, return such functions (``softcap``, ``residual``, …),
+or are functions of one number for use in others. A list may also have sums and maxima of the
+element as it is at that point: ``row_sums``, ``column_sums`` and ``amax``, each with the array that
+it is written to.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Gated:
 
 
 def gated(function: EpilogueFunction, *, interleaved: bool = False) -> Gated:
-    """An epilogue of pairs of columns, ``function(gate, up, m, n, batch)``: a result of half the
-    width, whose column n is of the product's columns n and n + N/2, or of 2n and 2n + 1 where
+    """An epilogue of pairs of columns, ``function(gate, up, m, n, batch)``. The result has half the
+    product's columns: column n is made of the product's columns n and n + N/2, or 2n and 2n + 1 if
     ``interleaved``."""
     return Gated(function, INTERLEAVED if interleaved else HALVES)
 
@@ -55,7 +57,7 @@ class Reduce:
     out: Any
     operation: str
     rows: int
-    """Rows, and columns, that share a number of ``out``; 0: all."""
+    """How many rows, and columns, share one element of ``out``; 0: all."""
     columns: int
     batched: bool
     function: EpilogueFunction | None
@@ -73,7 +75,7 @@ def relu(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """x·Φ(x), Φ as the error function has it."""
+    """x·Φ(x), with Φ computed from the error function."""
     return x * ndtr(x)
 
 
@@ -207,7 +209,8 @@ def amax(
 
 
 def _is_float32_factor(x: float) -> bool:
-    """Whether a number is finite and not 0 in float32, in which results are divided."""
+    """Whether a number, converted to float32, is finite and not 0, so that results can be divided
+    by it."""
     try:
         with np.errstate(over="ignore", under="ignore"):
             y = float(np.float32(x))
@@ -217,7 +220,7 @@ def _is_float32_factor(x: float) -> bool:
 
 
 def _block(block: Any) -> tuple[int, int]:
-    """(rows, columns), checked. Not by the descriptors' checks: these are built on epilogues."""
+    """(rows, columns), validated here, because the descriptors' validation imports this module."""
     sizes = block if isinstance(block, list | tuple) else ()
     if len(sizes) != 2 or not all(
         isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1 for n in sizes
@@ -316,11 +319,11 @@ NAMED: Mapping[str, EpilogueFunction | Gated] = {
     "geglu_tanh": _gate(gelu_tanh),
     "swiglu": _gate(silu),
 }
-"""Epilogues by name. Gates are of the first half of the columns."""
+"""Epilogues by name. Of gated ones the gate is the first half of the columns."""
 
 
 def epilogue_expression(epilogue: Epilogue) -> EpilogueExpression:
-    """An epilogue, or several in turn, traced. Raises InvalidValue for what is none."""
+    """An epilogue, or a list of them, traced. Raises InvalidValue for a value that is none."""
     if isinstance(epilogue, EpilogueExpression):
         return epilogue
     first, reduced = stages(epilogue)
@@ -346,8 +349,8 @@ def epilogue_expression(epilogue: Epilogue) -> EpilogueExpression:
 
 
 def stages(epilogue: Epilogue) -> tuple[list[Any], list[tuple[Reduce, list[Any]]]]:
-    """What comes before the first sum or maximum of an epilogue; and each of these with what comes
-    between it and the next. Raises InvalidValue where a gate comes behind one."""
+    """(the functions before the first reduction, each reduction with the functions up to the next
+    one). Raises InvalidValue for a gate behind a reduction."""
     parts: list[Any] = list(epilogue) if isinstance(epilogue, list | tuple) else [epilogue]
     first: list[Any] = []
     reduced: list[tuple[Reduce, list[Any]]] = []
@@ -372,7 +375,7 @@ def reduces(epilogue: Epilogue) -> bool:
 
 
 def without_reductions(epilogue: Epilogue) -> Epilogue:
-    """What else an epilogue does than sums and maxima. Raises InvalidValue."""
+    """The epilogue without its sums and maxima. Raises InvalidValue."""
     first, reduced = stages(epilogue)
     return [*first, *(x for _, rest in reduced for x in rest)] or _identity
 
@@ -382,7 +385,7 @@ def _identity(acc: Any, m: Any, n: Any, batch: Any) -> Any:
 
 
 def refused_reductions() -> InvalidValue:
-    """The error of what takes functions alone."""
+    """The error for reductions where only functions are supported."""
     return InvalidValue(
         "epilogue",
         "row_sums, column_sums or amax",
@@ -401,8 +404,8 @@ def _refused_list(epilogue: Epilogue) -> InvalidValue:
 
 
 def as_one(epilogue: Epilogue) -> Gated:
-    """An epilogue, or several in turn, as one function, of single elements where ``pairs`` is "".
-    Raises InvalidValue, also for one that has sums or maxima, which a function cannot write."""
+    """An epilogue, or a list of them, as one function; of single elements where ``pairs`` is "".
+    Raises InvalidValue, also for reductions, which a function cannot write."""
     given: list[Any] = list(epilogue) if isinstance(epilogue, list | tuple) else [epilogue]
     if reduces(epilogue):
         raise refused_reductions()

@@ -1,7 +1,7 @@
-"""Compilations that a caller will need later, begun beside the one that it waits for now.
+"""Compile in a background thread what the caller will need later, while it waits for a compilation.
 
-A call that trains has a forward that is compiled, and minutes or milliseconds later gradients that
-are: beside one another they take the time of the longer.
+A training call compiles its forward, and soon after its backward: side by side both take the time
+of the longer one.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 
 Later = Callable[[], Callable[[], object]]
-"""Reads what it needs in the caller's thread; what it returns is run in another."""
+"""Runs in the caller's thread and returns the work for the background thread."""
 _log = logging.getLogger("kernelseam")
 _later: ContextVar[Later | None] = ContextVar("kernelseam_compiled_later", default=None)
 
 
 expect: Callable[[Later], Token[Later | None]] = _later.set
-"""Should something be compiled from here on, begin ``later`` beside it, once. To be ended by
-``expect_no_more``."""
+"""``expect(later)``: the next compilation in this context starts ``later`` in the background, once.
+``expect_no_more`` with the returned token ends it."""
 expect_no_more: Callable[[Token[Later | None]], None] = _later.reset
 
 
 def begin() -> None:
-    """A compilation begins. An error of what begins beside it is logged: the call that needs it
-    comes to the same one."""
+    """Called when a compilation begins: start the expected work. Its errors are logged only,
+    because the call that needs its result raises them again."""
     later = _later.get()
     if later is None:
         return

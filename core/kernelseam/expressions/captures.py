@@ -1,11 +1,12 @@
 """What a function captures: closures, globals, defaults, partials, bound methods, attributes.
 
-A copy of the function is called in its place. What it would read is *lifted* there: numbers and
-arrays become values of the trace. (Else ``array[q_idx]`` would ask the array for its element, and a
-closure's 128 could not be told from a literal.) The user's objects are not changed.
+Tracing calls a copy of the function whose captured numbers and arrays are *lifted*: replaced by
+values of the trace. (Else ``array[q_idx]`` would index the array itself, and a closure's 128 could
+not be told from a literal.) The user's objects are not changed.
 
-Everything that is read has a path from the function, and a guard, by which another function of the
-same code is known to have the same trace: only its numbers and arrays are read then (``Record``).
+Each captured object has a path from the function and a guard. Another function of the same code
+whose objects pass the guards has the same trace; only its numbers and arrays are then read
+(``Record``).
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ READ: dict[str, Callable[..., Any]] = {
     "length": len,
     "truth": bool,
 }
-"""The steps of a path."""
+"""How each kind of path step reads an object."""
 _PLAIN = bool | int | float | str | bytes | Enum | None
 _LIBRARIES = ("torch.", "numpy.", f"{__name__.partition('.')[0]}.")
 
 
 def _guard(x: Any) -> tuple[Any, ...]:
-    """What must be the same of another function's object at this place."""
+    """What another function's object at this path must equal for the trace to hold."""
     if isinstance(x, bool | str | bytes | None):
         return "value", type(x), x
     if isinstance(x, int | float):
@@ -66,7 +67,8 @@ def _guard(x: Any) -> tuple[Any, ...]:
 
 
 def _has_members(x: Any) -> bool:
-    """Whether what is read of an object is lifted in its place: not of one that is a value."""
+    """Whether an object's attributes are lifted one by one; not for plain values, types, modules
+    and torch's own."""
     values = _PLAIN | numbers.Number | type | types.ModuleType | types.BuiltinFunctionType
     of_torch = f"{type(x).__module__}.".startswith(("torch._C.", "torch._ops."))
     own = hasattr(x, "__dict__") or hasattr(type(x), "__slots__")
@@ -88,7 +90,7 @@ def _plain(x: Any) -> Any:
 
 @functools.lru_cache(256)
 def _globals(code: types.CodeType) -> frozenset[str]:
-    """Names of the globals that a function, or one inside it, reads."""
+    """Names of the globals that a function or a nested one reads."""
     own = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
     inner = (_globals(c) for c in code.co_consts if isinstance(c, types.CodeType))
     return frozenset(own.union(*inner))
@@ -96,31 +98,32 @@ def _globals(code: types.CodeType) -> frozenset[str]:
 
 @functools.lru_cache(256)
 def _attributes(code: types.CodeType) -> frozenset[str]:
-    """Names that may be attributes of what a function, or one inside it, reads."""
+    """Names that a function or a nested one may read as attributes."""
     inner = (_attributes(c) for c in code.co_consts if isinstance(c, types.CodeType))
     return frozenset(code.co_names).union(*inner)
 
 
 class Capture(NamedTuple):
-    """Where something is read, and what it was."""
+    """The path of a captured object, and its guard."""
 
     path: Path
     guard: tuple[Any, ...]
 
 
 class Record(NamedTuple):
-    """What a trace depends on beside the function's code."""
+    """Everything that a trace depends on besides the function's code."""
 
     captures: tuple[Capture, ...]
     constants: Mapping[Path, int | float]
-    """Numbers whose values Python needed."""
+    """Numbers whose values decided Python's control flow, so that the trace holds for these values
+    alone."""
     numbers: tuple[Path, ...]
     arrays: tuple[Path, ...]
     same: tuple[tuple[Path, Path], ...] = ()
-    """Where one array or function is read by two paths, of which the trace has the second alone."""
+    """Pairs of paths that read the same array or function; the trace knows it by the second."""
 
     def read(self, root: Any) -> tuple[tuple[int | float, ...], tuple[Any, ...]] | None:
-        """Numbers and arrays of another function; None where its trace may be another one."""
+        """The numbers and arrays of another function; None where its trace may differ."""
         found: dict[Path, Any] = {(): root}
         try:
             for path, guard in self.captures:
@@ -146,7 +149,7 @@ def _fits(x: int | float) -> bool:
 
 
 class Lifter:
-    """Lifts what one function captures, and records it."""
+    """Lifts the captured objects of one function, and records them."""
 
     def __init__(self, constants: frozenset[Path]) -> None:
         self._constant = constants
@@ -199,7 +202,7 @@ class Lifter:
         return list(self._arrays).index(known), name, len(array.shape)
 
     def constant(self, path: Path, value: Any) -> Any:
-        """What the trace is of, and another function must have alike."""
+        """The value, recorded as a constant that another function must have too."""
         self._captures.setdefault(path, Capture(path, _guard(value)))
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._constants[path] = value
@@ -251,7 +254,7 @@ class Lifter:
         return Members(self, x, path) if _has_members(x) else x
 
     def _namespace(self, x: Any, path: Path) -> None:
-        """A class or a module stays what it is: its constants are the trace's."""
+        """A class or a module is not lifted: its constants are recorded."""
         home = x.__name__ if isinstance(x, types.ModuleType) else x.__module__
         known = {*sys.stdlib_module_names, *(n.rstrip(".") for n in _LIBRARIES), "jax"}
         if home.partition(".")[0] in known and home != "__main__":
@@ -292,7 +295,7 @@ class Lifter:
 
 
 def _jax_home(x: Any) -> str:
-    """The module of JAX that something is, or is a function or a dtype of; else ""."""
+    """The JAX module that an object is, or is a function or dtype of; else ""."""
     if isinstance(x, types.ModuleType):
         return x.__name__ if f"{x.__name__}.".startswith("jax.") else ""
     if not callable(x) or not f"{getattr(x, '__module__', '')}.".startswith("jax."):
@@ -303,19 +306,19 @@ def _jax_home(x: Any) -> str:
 
 
 def _wrapped(x: Any) -> types.FunctionType | None:
-    """The user's function in what ``jax.jit`` and its like made of it."""
+    """The function that ``jax.jit`` or a like decorator wraps."""
     inner = getattr(x, "__wrapped__", None) if callable(x) else None
     plain = isinstance(x, types.FunctionType | types.MethodType | type)
     return inner if isinstance(inner, types.FunctionType) and not plain else None
 
 
 _JAX_NN = ("gelu", "relu", "sigmoid", "silu", "softplus")
-"""Those that are called as torch's are, but for gelu's default."""
+"""Functions with the same arguments as torch's, except gelu's default."""
 
 
 def _of_jax(x: Any, home: str) -> Any:
-    """A module or a function of JAX's as one whose functions go by their names: JAX's own do not
-    ask their arguments how to compute."""
+    """A stand-in for a JAX module or function that maps names to traced functions: JAX's own have
+    no protocol by which an argument could take over."""
     if isinstance(x, types.ModuleType):
         return JaxModule(x)
     name = x.__name__
@@ -353,7 +356,7 @@ class JaxModule:
 
 
 class Members:
-    """An object whose attributes and items are lifted as they are read."""
+    """A proxy of an object whose attributes and items are lifted when they are read."""
 
     def __init__(self, lifter: Lifter, of: Any, path: Path) -> None:
         lifter._captures.setdefault(path, Capture(path, _guard(of)))
@@ -361,7 +364,7 @@ class Members:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What isinstance asks."""
+        """For isinstance."""
         return type(self.__dict__["_of"])
 
     def __getattr__(self, name: str) -> Any:

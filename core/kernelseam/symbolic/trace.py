@@ -1,4 +1,5 @@
-"""What was computed with symbols and on what conditions, and its text as a function."""
+"""A record of computations with symbols and of the conditions that they took, and its source as a
+Python function."""
 
 from __future__ import annotations
 
@@ -31,18 +32,17 @@ _FORMS: dict[str, tuple[Callable[..., Any], str]] = {
     "bits": (int.bit_length, "{}.bit_length()"),
     "float": (float, "float({})"),
 }
-"""What is recorded: how it is computed, and its text."""
+"""Recorded operators: how each is computed, and its source."""
 Facts = Mapping[str, Range | str]
-"""Of inputs, the least and the largest value that conditions leave, or an earlier input that they
-are equal to."""
+"""Input → the range that conditions leave it, or an earlier input that it equals."""
 
 
 class Trace:
-    """Symbols, what was computed with them and on what conditions."""
+    """Symbols, the operations on them, and the conditions under which these hold."""
 
     def __init__(self, facts: Facts | None = None) -> None:
-        """``facts``: of a trace of the same computation over the same values. Conditions of this
-        one begin with them, and do not say what follows from them."""
+        """``facts``: from an earlier trace of the same computation over the same values. They are
+        this trace's first conditions; conditions that follow from them are not recorded."""
         self._nodes: dict[str, Node] = {}
         self._steps: dict[tuple[str, tuple[str, ...]], str] = {}
         self._by_terms: dict[frozenset[tuple[tuple[str, ...], int]], str] = {}
@@ -53,8 +53,9 @@ class Trace:
         self.namespace: dict[str, object] = {"inf": math.inf, "nan": math.nan}
 
     def input(self, name: str, value: Any, most: float = math.inf) -> Any:
-        """A symbol for a number that the function takes; an integer must not be negative. Where
-        this one is no more than ``most``, it takes no others that are: more is known then."""
+        """A symbol for a number that the function takes; an integer must not be negative. If
+        ``value`` is at most ``most``, the function refuses larger ones, and more is known of the
+        symbol."""
         known = (0, math.inf) if type(value) is int else ANY
         node = Node(len(self._nodes), "", "", (), {(name,): 1}, known, known)
         result = self._new(name, node, value)
@@ -69,7 +70,7 @@ class Trace:
         return result
 
     def facts(self, late: frozenset[str]) -> Facts:
-        """Of its inputs but the late ones."""
+        """The facts of all inputs but the ``late`` ones."""
         inputs = [n for n, x in self._nodes.items() if not x.form and n not in late]
         found: dict[str, Range | str] = {n: self._nodes[n].range for n in inputs}
         for name in inputs:
@@ -86,8 +87,8 @@ class Trace:
 
     @contextmanager
     def branch(self, late: frozenset[str]) -> Iterator[None]:
-        """Within the block, a continuation of the trace, where conditions that need no ``late``
-        input hold already; then the trace is what it was before."""
+        """Continue the trace within the block, where conditions without a ``late`` input are taken
+        to hold already; afterwards the trace is as before."""
         whole = {n: x for n, x in vars(self).items() if n != "namespace"}
         depends = self._depending(late)
         for name in ("_steps", "_by_terms", "_facts", "_same"):
@@ -103,22 +104,22 @@ class Trace:
             vars(self).update(whole)
 
     def _depending(self, late: frozenset[str]) -> dict[str, bool]:
-        """Of each node, whether it needs a late input."""
+        """Node → whether it depends on a late input."""
         depends: dict[str, bool] = {}
         for name, node in self._nodes.items():
             depends[name] = name in late or any(depends.get(x, False) for x in node.operands)
         return depends
 
     def dependence(self, late: frozenset[str]) -> Callable[[Any], bool]:
-        """Whether a value needs a late input."""
+        """A function that says whether a value depends on a late input."""
         depends = self._depending(late)
         return lambda x: depends.get(self.text(x), False)
 
     def step(
         self, name: str, form: str, value: Any, operands: Sequence[Any], terms: Terms | None = None
     ) -> Any:
-        """A symbol for a step's result. ``terms``: an integer as a polynomial, where it is one of
-        other numbers."""
+        """A symbol for the result of an operation. ``terms``: an integer result as a polynomial of
+        other numbers, if it is one."""
         texts = tuple([self.text(x) for x in operands])
         key = (name, texts)
         node = self._steps.get(key)
@@ -132,7 +133,7 @@ class Trace:
         return self._new(node, whole, value)
 
     def arithmetic(self, name: str, operands: Sequence[Any]) -> Any:
-        """An operator's result: plain where conditions leave no other."""
+        """An operator's result; a plain number where conditions allow no other."""
         plain = [self.plain(x) for x in operands]
         compute, form = _FORMS[name]
         value = compute(*map(value_of, plain))
@@ -165,14 +166,14 @@ class Trace:
         return self._nodes[self.text(x)].terms if type(x) is Symbol else constant(x)
 
     def _of(self, terms: Terms, value: int) -> Any:
-        """What has these terms, if anything has."""
+        """The symbol with this polynomial, if there is one."""
         if terms.keys() <= {()}:
             return value
         name = self._by_terms.get(frozenset(terms.items()))
         return None if name is None else Symbol(self, name, value)
 
     def _divided(self, name: str, x: Symbol, y: int) -> Any:
-        """A quotient or a remainder, of smaller numbers or of one that is not negative."""
+        """A quotient or a remainder, simplified where the operands' ranges allow it."""
         terms = self._terms(x)
         if (most := factor(terms, y)) > 1:
             less = self._of({f: n // most for f, n in terms.items()}, x.value // most)
@@ -184,8 +185,8 @@ class Trace:
         return None
 
     def compare(self, name: str, x: Any, y: Any) -> bool:
-        """Whether ``x name y``, of "<" and "==", which becomes a condition where others do not say
-        so already."""
+        """Whether ``x name y``, where ``name`` is "<" or "=="; recorded as a condition unless
+        others imply it."""
         x, y = self.plain(x), self.plain(y)
         a, b = (z.value if type(z) is Symbol else z for z in (x, y))
         holds = bool(a < b if name == "<" else a == b)
@@ -221,8 +222,8 @@ class Trace:
         return holds
 
     def _simpler(self, name: str, x: Any, y: Any) -> bool | None:
-        """Whether ``x name y``, as a comparison of a number that their difference is a multiple of,
-        beside a constant."""
+        """Whether ``x name y``, as a comparison of a common factor of x − y with a constant; None
+        where that is no simpler."""
         terms = combined("-", self._terms(x), self._terms(y)) or {}
         if terms.keys() <= {()}:
             n = terms.get((), 0)
@@ -240,7 +241,7 @@ class Trace:
         return None
 
     def _bound(self, name: str, x: Any, y: Any, holds: bool) -> None:
-        """A condition on an integer, the other side of which is a number."""
+        """Narrow an integer's range by a comparison with a plain number."""
         text = self.text(x if type(x) is Symbol else y)
         node, (low, high) = self._nodes[text], ANY
         if name == "<":
@@ -264,14 +265,14 @@ class Trace:
         node.want(low, high)
 
     def know(self, symbol: Any, known: Range) -> None:
-        """What is known of a step beside what its operands' ranges say."""
+        """Add a range that is known of a result besides what its operands' ranges imply."""
         self._nodes[self.text(symbol)].know(known)
 
     def _condition(self, text: str, nodes: tuple[str, ...], equal: bool = False) -> None:
         self._conditions.append(Condition(text, nodes, len(self._nodes), equal))
 
     def _unite(self, x: str, y: str) -> None:
-        """Two nodes are equal: from now on the first of them stands for both."""
+        """Record that two nodes are equal; the earlier one stands for both from here on."""
         first, other = sorted((x, y), key=lambda name: self._nodes[name].place)
         self._same[other] = first
         a, b = self._nodes[first], self._nodes[other]
@@ -279,14 +280,14 @@ class Trace:
         a.know((max(low, least), min(high, most)))
 
     def plain(self, x: Any) -> Any:
-        """A number instead of a symbol that can have no other value; booleans as integers."""
+        """The plain number of a symbol that can have no other value; booleans as integers."""
         if type(x) is Symbol:
             low, high = self._nodes[self.text(x)].range
             return x.value if low == high else x
         return int(x) if type(x) is bool else x
 
     def text(self, x: Any) -> str:
-        """A number or a symbol in the function's source."""
+        """A number or a symbol as it stands in the function's source."""
         if type(x) is Symbol:
             if x.trace is not self:
                 raise TypeError("a symbol of another trace")
@@ -296,20 +297,20 @@ class Trace:
         return f"({text})" if text.startswith("-") else text
 
     def _first(self, name: str) -> str:
-        """The node that stands for all that are equal to this one."""
+        """The node that represents all nodes equal to this one."""
         while name in self._same:
             name = self._same[name]
         return name
 
     def range(self, x: Any) -> Range:
-        """What is known of an integer."""
+        """The range of an integer."""
         if type(x) is not Symbol:
             return (x, x) if type(x) is int else ANY
         return self._nodes[self.text(x)].range if type(x.value) is int else ANY
 
     def code(self, outputs: Iterable[Any], late: frozenset[str]) -> tuple[list[str], list[str]]:
-        """Lines that compute outputs, and return None where a condition does not hold: those that
-        need no ``late`` input, and those that do."""
+        """Source lines that compute the outputs, and return None where a condition does not hold:
+        (those without a ``late`` input, those with one)."""
         texts = map(self.text, outputs)
         return Source(self._nodes, self._conditions, texts, self._depending(late)).lines
 
@@ -319,7 +320,7 @@ def _is(x: Any, n: int) -> bool:
 
 
 def _range_of(name: str, ranges: Sequence[Range]) -> Range:
-    """What is known of a step's integer result, by its operands' ranges."""
+    """The range of an operation's integer result, from its operands' ranges."""
     (a, b), (c, d) = ranges[0], ranges[-1]
     if name == "+":
         return a + c, b + d

@@ -1,4 +1,4 @@
-"""Operands as the user gives them (an array, an address, nothing), checked and converted to
+"""Operands as the user gives them (an array, an address, or None), validated and converted to
 addresses."""
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ T = TypeVar("T")
 
 
 def is_address(value: object) -> bool:
-    """Whether a value is meant as an address: an integer, but no bool."""
+    """Whether a value is an address: an integer that is no bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def describe(field: str, value: object) -> ArrayInfo:
-    """An array's view; refusals name the operand. An ArrayInfo stands for its array."""
+    """The ArrayInfo of an array; errors name the operand ``field``. An ArrayInfo is returned as it
+    is."""
     info = value if isinstance(value, ArrayInfo) else arrays.describe(value, field)
     if any(s < 0 for s in info.strides) and 0 not in info.shape:
         raise InvalidValue(
@@ -34,7 +35,7 @@ def describe(field: str, value: object) -> ArrayInfo:
 
 
 def describe_arrays(**operands: object) -> tuple[ArrayInfo, ...]:
-    """The views of arrays, which must lie on one device."""
+    """The ArrayInfo of each array. Raises InvalidValue unless all are on one device."""
     infos = tuple(describe(name, value) for name, value in operands.items())
     for name, info in zip(operands, infos, strict=True):
         if info.device != infos[0].device:
@@ -48,15 +49,15 @@ def describe_arrays(**operands: object) -> tuple[ArrayInfo, ...]:
 
 
 def describe_all(operands: Mapping[str, object]) -> dict[str, ArrayInfo]:
-    """The arrays among operands that may also be addresses; they must lie on one device."""
+    """The ArrayInfo of each operand that is an array, not an address. Raises InvalidValue unless
+    all are on one device."""
     given = {n: v for n, v in operands.items() if v is not None and not is_address(v)}
     return dict(zip(given, describe_arrays(**given), strict=True))
 
 
 def without_arrays(descriptor: T, infos: Mapping[str, ArrayInfo], **fields: object) -> T:
-    """The same descriptor over the addresses of its arrays: it keeps no memory alive. It was
-    validated, and its problem does not change. ``fields``: others that were read from the
-    arrays."""
+    """A copy of a validated descriptor over the addresses of its arrays, which keeps no memory
+    alive; its problem is the same. ``fields``: further fields that were read from the arrays."""
     bare = object.__new__(type(descriptor))
     pointers = {name: info.pointer for name, info in infos.items()}
     vars(bare).update(vars(descriptor), **fields, **pointers, _arrays={})
@@ -64,7 +65,7 @@ def without_arrays(descriptor: T, infos: Mapping[str, ArrayInfo], **fields: obje
 
 
 def pointer(field: str, value: object, infos: Mapping[str, ArrayInfo]) -> int | None:
-    """The address behind an operand; None where it is not known yet."""
+    """An operand's address; None where ``bind`` will give it."""
     if value is None:
         return None
     return infos[field].pointer if field in infos else address(field, value)
@@ -77,8 +78,8 @@ def dtype_of(
     names: Sequence[str],
     fp8: bool = False,
 ) -> DType | None:
-    """The element type that is named or that of the arrays; None where neither is given. All must
-    agree. ``fp8``: it may be one of 8 bits."""
+    """The dtype ``given``, else that of the arrays ``names``; None where there is neither. Raises
+    InvalidValue where they differ. ``fp8``: whether it may have 8 bits."""
     dtype = None if given is None else DType.of(given, field, fp8=fp8)
     source = field
     for name in names:
@@ -97,7 +98,7 @@ def dtype_of(
 
 
 def required(field: str, dtype: DType | None, names: str) -> DType:
-    """The element type; refused where it is not given."""
+    """The dtype. Raises InvalidValue for None."""
     if dtype is None:
         raise InvalidValue(
             field,
@@ -134,7 +135,7 @@ def axes(
 
 
 def check_rows(field: str, info: ArrayInfo) -> None:
-    """Refuse an array whose last axis is not contiguous."""
+    """Raise InvalidValue for an array whose last axis is not contiguous."""
     if info.shape[-1] > 1 and info.strides[-1] != 1 and 0 not in info.shape:
         raise InvalidValue(
             field,
@@ -145,16 +146,16 @@ def check_rows(field: str, info: ArrayInfo) -> None:
 
 
 def canonical(info: ArrayInfo) -> tuple[int, ...]:
-    """An array's strides, with packed ones on axes of at most one entry, whose strides say
-    nothing."""
+    """An array's strides, with those of a packed array on axes of extent 0 or 1, where strides have
+    no meaning."""
     known = [s if n > 1 else None for n, s in zip(info.shape, info.strides, strict=True)]
     return packed(info.shape, known)
 
 
 def left_out(strides: Mapping[str, Sequence[object]]) -> dict[str, bool]:
-    """Operand → whether all its stride fields are None; one whose fields are all given is left out.
+    """Operand → whether all its stride fields are None, for operands with a stride field left out.
 
-    ``strides``: operand → its stride fields; an operand without any counts as one with None alone.
+    ``strides``: operand → its stride fields; of an operand without any the result is True.
     """
     return {
         name: all(s is None for s in given)
@@ -164,12 +165,8 @@ def left_out(strides: Mapping[str, Sequence[object]]) -> dict[str, bool]:
 
 
 def check_array(rule: OperandRule, info: ArrayInfo, packed_strides: bool | None = None) -> None:
-    """Refuse an array of another dtype, a read-only output, one that is smaller than the walk, and
-    one that has other axes where strides were left out.
-
-    ``packed_strides``: its entry of ``left_out``. Where True the array must be row-major without
-    gaps, and of the operand's shape; None if all strides were given.
-    """
+    """Raise InvalidValue for an array of another dtype, a read-only output, an array that is
+    smaller than the strides reach, and one with other axes where strides were left out."""
     if rule.dtype is not None and info.dtype is not rule.dtype:
         remedy = "Convert the array" + ", or plan for its dtype" * (rule.name not in OPERAND_DTYPES)
         raise InvalidValue(rule.name, f"an array of {info.dtype}", f"must be {rule.dtype}", remedy)
@@ -219,7 +216,7 @@ Walk = list[tuple[int, int]]
 
 
 def _walk(shape: Sequence[int], strides: Sequence[int]) -> Walk:
-    """The axes along which the address changes."""
+    """The axes with an extent above 1 and a stride other than 0, outermost in memory first."""
     axes = [(n, s) for n, s in zip(shape, strides, strict=True) if n > 1 and s]
     return sorted(axes, key=lambda axis: -axis[1])
 
@@ -250,8 +247,8 @@ def has_axes(rule: OperandRule, info: ArrayInfo, whole: bool) -> bool:
 
 
 def _merged(x: Walk, y: Walk, both: bool) -> tuple[Walk, Walk] | None:
-    """Of two walks, what is left of each where the last axes of one, merged, are the last of the
-    other, or with ``both`` the last ones of the other, merged."""
+    """Merge the last axes of one walk until they equal the last axis of the other (with ``both``
+    its merged last axes). Returns what is left of each; None where they differ."""
     (n, s), (m, _) = x.pop(), y.pop()
     merges = x if n < m else y
     while n != m:
@@ -264,7 +261,8 @@ def _merged(x: Walk, y: Walk, both: bool) -> tuple[Walk, Walk] | None:
 
 
 def _within(x: Walk, y: Walk) -> tuple[Walk, Walk] | None:
-    """The same where the last axes of ``x``, merged, are the beginning of the last one of ``y``."""
+    """As ``_merged``, where the merged last axes of ``x`` are the beginning of the last axis of
+    ``y``."""
     (n, s), (m, _) = x.pop(), y.pop()
     while n < m and x and x[-1][1] == n * s and n * x[-1][0] <= m:
         n *= x.pop()[0]
@@ -277,9 +275,9 @@ def check_layout(
     packed_strides: Mapping[str, bool],
     stride_fields: Callable[[str], Sequence[str]] | None = None,
 ) -> None:
-    """Every check of a descriptor that needs its whole walk: sizes, outputs that overlap
-    themselves, arrays. ``packed_strides``: those of ``left_out``. ``stride_fields``: the names of
-    an operand's, outermost first, where they are not those of its batch, heads and rows."""
+    """Validate extents, strides and arrays of all operands together: sizes, outputs that overlap
+    themselves, arrays' layouts. ``packed_strides``: the result of ``left_out``. ``stride_fields``:
+    an operand's stride fields, outermost first, where they are not batch, head and row."""
     for rule in rules:
         named = [f"stride_{rule.name.lower()}_{axis}" for axis in (*AXES, "column")]
         if stride_fields is not None:
@@ -291,7 +289,7 @@ def check_layout(
 
 
 def known_names(rules: Sequence[OperandRule], operands: Mapping[str, object]) -> None:
-    """Refuse an operand that the plan does not have."""
+    """Raise InvalidValue for a name that is no operand of the plan."""
     names = [r.name for r in rules]
     for name in operands:
         if name not in names:
@@ -301,7 +299,8 @@ def known_names(rules: Sequence[OperandRule], operands: Mapping[str, object]) ->
 
 
 def _laid_out_alike(info: ArrayInfo, other: ArrayInfo) -> bool:
-    """Whether what was found of one array holds for another."""
+    """Whether two arrays have the same dtype, device and layout, so that checks of one hold for the
+    other."""
     return info is other or (
         info.shape == other.shape
         and info.strides == other.strides

@@ -1,5 +1,5 @@
-"""The fields that the descriptors of products share, and what is checked of them: extents, dtypes,
-scales, bias and residual."""
+"""Fields that the descriptors of products share, and their validation: extents, dtypes, scales,
+bias and residual."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kernelseam.frozen import dataclass
 SCALES = ("a_scales", "b_scales")
 _PREACTIVATION_STRIDES = tuple(f"stride_preactivation_{axis}" for axis in ("batch", "head", "row"))
 ADDED = ("bias", "residual")
-"""Operands that take part where they are given; address 0 says that they will be bound."""
+"""Optional operands; address 0 announces one that ``bind`` will give."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProductFields:
-    """What every descriptor of products has, as they document it; nothing is validated here."""
+    """Fields of every descriptor of products, which documents and validates them."""
 
     a_transposed: bool = False
     b_transposed: bool = False
@@ -46,7 +46,7 @@ class ProductFields:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ExtentFields(ProductFields):
-    """The same of products of one size."""
+    """Fields of products that all have one size."""
 
     M: int
     N: int
@@ -58,7 +58,7 @@ class ExtentFields(ProductFields):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OperandFields(ExtentFields):
-    """The same over operands, not lists: with scales."""
+    """Fields of products over arrays, not lists of addresses, which may have scales."""
 
     A: object = field(default=None, repr=False)
     B: object = field(default=None, repr=False)
@@ -74,7 +74,7 @@ class OperandFields(ExtentFields):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchFields(ExtentFields):
-    """The same of a batch of heads, whose products may be summed, with a bias and a residual."""
+    """Fields of a batch of heads, whose products may be summed, with a bias and a residual."""
 
     batch: int = 1
     num_heads: int = 1
@@ -94,8 +94,8 @@ def gemm_dtypes(
     output: str,
     fp8_c: bool = False,
 ) -> tuple[DType, DType, DType]:
-    """(dtype, dtype_c, dtype_acc) from what is named and from the arrays. ``fp8_c``: C may be of 8
-    bits."""
+    """(dtype, dtype_c, dtype_acc) from the descriptor's fields, else from the arrays. ``fp8_c``:
+    whether C may have 8 bits."""
     kind = required(
         "dtype",
         dtype_of("dtype", dtype, infos, inputs, fp8=True),
@@ -116,8 +116,8 @@ def gemm_dtypes(
 
 
 def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str], summed: bool) -> bool:
-    """Whether there are scales, in the fields of these names. Raises InvalidValue for one without
-    the other, and for scales of what has none, or of products that are ``summed`` into one C."""
+    """Whether the two scale fields ``names`` are given. Raises InvalidValue for one without the
+    other, for factors that are not of 8 bits, and for products that are ``summed`` into one C."""
     there = [n for n in names if getattr(gemm, n) is not None]
     if not there:
         return False
@@ -144,7 +144,7 @@ def are_scaled(gemm: Any, dtype: DType, names: tuple[str, str], summed: bool) ->
 
 
 def scale_block_of(value: object, scaled: bool) -> tuple[int, int, int] | None:
-    """A spec's blocks of scales, validated. Raises InvalidValue."""
+    """The spec's ``scale_block``, validated. Raises InvalidValue."""
     if value is None:
         return None
     if not scaled:
@@ -163,7 +163,7 @@ def scale_block_of(value: object, scaled: bool) -> tuple[int, int, int] | None:
 
 
 def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> None:
-    """Refuse the fields of a bias or a residual that is not there."""
+    """Raise InvalidValue for a dtype or stride of an operand that is not given."""
     for field_name in (*strides, *([f"dtype_{name}"] if name in ADDED else ())):
         if getattr(gemm, operand) is None and (value := getattr(gemm, field_name)) is not None:
             raise InvalidValue(
@@ -177,8 +177,8 @@ def refuse_idle(gemm: Any, name: str, operand: str, strides: Sequence[str]) -> N
 def added_dtype(
     gemm: Any, name: str, operand: str, infos: Mapping[str, ArrayInfo], dtype_c: DType, acc: DType
 ) -> DType | None:
-    """The element type of a bias or a residual: what is named, its array's, C's, of a C of 8 bits
-    float32; None where it is not there."""
+    """The dtype of a bias or a residual: the field's, else its array's, else C's (float32 where C
+    has 8 bits). None for an operand that is not given."""
     if getattr(gemm, operand) is None:
         return None
     kind = dtype_of(f"dtype_{name}", getattr(gemm, f"dtype_{name}"), infos, (operand,))
@@ -194,8 +194,9 @@ def added_dtype(
 
 
 def traced_epilogue_of(gemm: Any, residual: str, preactivation: str) -> EpilogueExpression | None:
-    """A GEMM's epilogue, traced, which replaces the field. Raises InvalidValue for what is none,
-    and for options that it does not go with; the names are those of its fields."""
+    """The descriptor's epilogue, traced; the field is replaced by it. Raises InvalidValue for a
+    value that is no epilogue, and for options that exclude it. ``residual``, ``preactivation``:
+    names of the descriptor's fields."""
     for field_name in (preactivation, *_PREACTIVATION_STRIDES):
         given = getattr(gemm, field_name, None)
         if gemm.epilogue is None and given is not None:
@@ -231,8 +232,8 @@ def traced_epilogue_of(gemm: Any, residual: str, preactivation: str) -> Epilogue
 def narrow_halves(
     vectors: dict[str, int], N: int, b_transposed: bool, dtype: DType, dtype_c: DType
 ) -> None:
-    """Access widths of what an epilogue of pairs reads by halves of its rows: the second begins
-    within them."""
+    """Narrow the access widths of operands of which an epilogue of pairs reads the second half of
+    each row, where that half is not aligned."""
     if not b_transposed and N // 2 * dtype.itemsize % WIDE:
         vectors["B"] = dtype.itemsize
     if "preactivation" in vectors and N // 2 * dtype_c.itemsize % WIDE:
@@ -240,7 +241,7 @@ def narrow_halves(
 
 
 def check_factors(gemm: ProductFields) -> None:
-    """Replace the flags and factors of a product by plain bools and floats, or refuse them."""
+    """Convert the flags and factors of a product to bools and floats. Raises InvalidValue."""
     put = object.__setattr__
     for name in ("a_transposed", "b_transposed"):
         put(gemm, name, flag(name, getattr(gemm, name)))
@@ -249,14 +250,14 @@ def check_factors(gemm: ProductFields) -> None:
 
 
 def check_product(gemm: ExtentFields) -> None:
-    """The same, and the extents by plain ints."""
+    """As ``check_factors``, and convert the extents to ints."""
     for name in ("M", "N", "K"):
         object.__setattr__(gemm, name, extent(name, getattr(gemm, name)))
     check_factors(gemm)
 
 
 def check_batch(gemm: BatchFields) -> None:
-    """The same of a batch, and how its products are summed."""
+    """As ``check_product``, and validate the batch, the heads and the groups that are summed."""
     put = object.__setattr__
     check_product(gemm)
     for name in ("batch", "num_heads"):

@@ -1,5 +1,5 @@
-"""What kernels of rows have in common, and definitions of those about an attention's gradients:
-row_delta.h, sink_gradient.h, sum_axes.h."""
+"""The base class of small kernels over rows, and those of an attention's gradients: row_delta.h,
+sink_gradient.h, sum_axes.h."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ WARPS = 4
 
 @dataclass(frozen=True)
 class RowTile:
-    """The same on every arch."""
+    """One tile for all archs."""
 
     warps: int = WARPS
 
 
 class SmallKernel(KernelDefinition):
-    """One tile, no shared memory of a launch's own, whole problems in one grid.
+    """A kernel with one tile, static shared memory alone, and one grid for the whole problem.
 
-    But where they say so, they are launched only as part of other operations.
+    Unless they say otherwise, such kernels are launched only as part of other operations.
     """
 
     operation = ""
@@ -40,7 +40,7 @@ class SmallKernel(KernelDefinition):
     int_names: tuple[str, ...]
     float_names: tuple[str, ...] = ()
     structures: tuple[tuple[str, Structure], ...] = ()
-    """After the others."""
+    """Parameters after the pointers, strides and numbers."""
     shared = 0
 
     def refuse(self, problem: Any, row: ArchRow) -> str | None:
@@ -65,11 +65,11 @@ class SmallKernel(KernelDefinition):
         return self.shared
 
     def work(self, problem: Any, tile: Any, device: Device) -> Work:
-        """Memory's: each reads and writes once."""
+        """Bound by memory: each operand is read or written once."""
         return Work(self.bytes_moved(problem, tile))
 
     def bytes_moved(self, problem: Any, tile: Any) -> int:
-        """What it reads and writes."""
+        """Bytes read and written."""
         return int(problem.bytes_moved)
 
     def _values(self, strides: tuple[int, ...], ints: tuple[int, ...]) -> dict[str, int | float]:
@@ -81,7 +81,7 @@ class SmallKernel(KernelDefinition):
 
 @dataclass(frozen=True)
 class DeltaSpec:
-    """What shapes the binary of row_delta.h."""
+    """The compile-time options of row_delta.h."""
 
     dtype: DType
     value_dim: int
@@ -102,7 +102,8 @@ class DeltaProblem:
     delta_strides: tuple[int, int]
     sequences: int
     zero_bytes: int = 0
-    """Of `zeros`, a multiple of 16: memory that later launches add to."""
+    """Bytes of `zeros`, a multiple of 16, which the kernel sets to 0 for later launches that add to
+    them."""
 
     @property
     def lines(self) -> int:
@@ -116,7 +117,7 @@ class DeltaProblem:
 
 
 class RowDelta(SmallKernel):
-    """A warp a row."""
+    """delta of an attention's backward: one warp for each row."""
 
     entry, source = "row_delta", "attention/row_delta.h"
     pointer_names = ("dout", "out", "delta", "zeros", "offsets")
@@ -156,7 +157,7 @@ class RowDelta(SmallKernel):
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """What shapes the binary of sink_gradient.h."""
+    """The compile-time options of sink_gradient.h."""
 
     packed: bool
 
@@ -179,7 +180,7 @@ class SinkProblem:
 
 
 class SinkGradient(SmallKernel):
-    """A block a head."""
+    """The gradient of the sinks: one block for each head."""
 
     entry, source = "sink_gradient", "attention/sink_gradient.h"
     pointer_names = ("sinks", "lse", "delta", "dsinks", "offsets")
@@ -199,14 +200,14 @@ class SinkGradient(SmallKernel):
 
 
 _ALONE_ELEMENTS, _FEWEST_ALONE, _MOST_ALONE = 128, 1 << 15, 1 << 12
-"""Of a sum: elements that a block makes, where a lane has one to itself; so many fill a device that
-way; terms of one."""
+"""For sums with one lane for each element: elements of a block, the fewest elements that fill a
+device, the most terms of an element."""
 
 
 @dataclass(frozen=True)
 class SumSpec:
-    """What shapes the binary of sum_axes.h. ``alone``: a lane has an element of the sum to itself,
-    else a warp does."""
+    """The compile-time options of sum_axes.h. ``alone``: one lane sums an element, else one
+    warp."""
 
     dtype_out: DType
     alone: bool = False
@@ -218,7 +219,7 @@ Axes = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class SumProblem:
-    """out = x summed over the axes along which ``kept`` is 1 and ``extents`` is not."""
+    """out = x summed over the axes whose extent in ``kept`` is 1 and in ``extents`` is not."""
 
     spec: SumSpec
     extents: Axes
@@ -235,8 +236,8 @@ class SumProblem:
         x_strides: tuple[int, int, int, int],
         out_strides: tuple[int, int, int, int],
     ) -> SumProblem:
-        """Of a bias, which has no fifth axis. Lanes alone, where there are many elements,
-        neighbours lie side by side and a lane's sum is no longer than is exact enough."""
+        """The sum of a bias's gradient, over four axes. One lane sums an element where there are
+        many elements, contiguous ones, and few enough terms that a lane's sum is accurate."""
         total = math.prod(kept)
         alone = kept[-1] > 1 and total >= _FEWEST_ALONE
         alone = alone and math.prod(extents) <= _MOST_ALONE * total
@@ -253,12 +254,12 @@ class SumProblem:
 
 
 def _elements(spec: SumSpec, tile: RowTile) -> int:
-    """Of the sum, that a block makes."""
+    """Elements of the sum that a block computes."""
     return _ALONE_ELEMENTS if spec.alone else tile.warps
 
 
 class SumAxes(SmallKernel):
-    """A lane or a warp an element of the sum."""
+    """A sum over axes: one lane or one warp for each element."""
 
     entry, source = "sum_axes", "attention/sum_axes.h"
     pointer_names = ("x", "out")
