@@ -1,6 +1,6 @@
-"""What of a score_mod and a mask_mod attention's options say: a soft cap, ALiBi, a prefix, and
-bands of keys around the diagonal. Kernels have these by hand, in both directions; the rest stays
-an expression."""
+"""Recognises attention's options in a score_mod and a mask_mod: a soft cap, ALiBi, a prefix, and
+bands around the diagonal. Kernels implement these by hand, forward and backward; the rest stays an
+expression."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernelseam.expressions.nodes import Node, Type, constant, coordinate, make
 from kernelseam.symbolic import as_float
 
 Linear = Mapping[str | int, int]
-"""A sum of coordinates and captured numbers, each times an integer; of "" the constant."""
+"""A linear form: coordinate or captured number → integer factor; "" → the constant."""
 _INTEGERS = (Type.INT32, Type.INT64)
 _SCORE = coordinate("score", Type.FLOAT)
 _SHIFT: Linear = {"kv_len": 1, "q_len": -1}
@@ -27,8 +27,8 @@ class Bound(NamedTuple):
     most: Linear
 
     def distance(self, numbers: Sequence[Any], square: bool) -> int | None:
-        """The bound of the distance to the diagonal that ends with the last query and key, on its
-        side; None where it depends on lengths, unless queries and keys are as many: ``square``."""
+        """The bound as a distance from the diagonal through the last query and key; None where that
+        depends on lengths, which it does unless there are as many queries as keys (``square``)."""
         sign = 1 if self.left else -1
         lengths = {n: self.most.get(n, 0) for n in _SHIFT}
         ends_with_last = lengths == {n: -sign * x for n, x in _SHIFT.items()}
@@ -42,15 +42,15 @@ class Bound(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A captured array that has a number for each entry, or head, or both, and its axes: "b", "h",
-    or "" of the first element."""
+    """A captured array of one number for each batch entry, head, or both, and its axes: "b", "h",
+    or "" for its first element."""
 
     array: int
     axes: tuple[str, ...]
 
 
 class Alibi(NamedTuple):
-    """slope·(−|distance|) that is added to scores; ``behind``: of keys up to the diagonal alone."""
+    """−slope·|distance| added to scores; ``behind``: only for keys up to the diagonal."""
 
     slopes: Source
     from_diagonal: Bound
@@ -58,15 +58,15 @@ class Alibi(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """Keys before ``lengths`` that are visible beside those of a band."""
+    """Keys before ``lengths``, which are visible besides those of a band."""
 
     lengths: Source
     band: Bound
 
 
 class Options(NamedTuple):
-    """What options say of an expression with these numbers, and the structure of the rest, with the
-    same numbers and arrays; None where nothing is left."""
+    """The options that were recognised, and the structure of the rest, over the same numbers and
+    arrays; None where nothing is left."""
 
     left: int | None
     right: int | None
@@ -77,7 +77,7 @@ class Options(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """``conditions``: of each that the mask has, the bounds that it is, or the prefix; () else."""
+    """``conditions``: for each conjunct of the mask its bounds, or its prefix; () for any other."""
 
     conditions: tuple[tuple[Bound, ...] | Prefix, ...]
     cap: Node | None
@@ -160,7 +160,7 @@ def _alibi(score: Node) -> tuple[Node, Alibi | None]:
 
 
 def _of_distance(term: Node, sign: int) -> Alibi | None:
-    """A product of a slope and a distance that is added, if it is ALiBi."""
+    """ALiBi, if an added term is the product of a slope and a distance."""
     sign, term = _signed(term, sign)
     if term.operation != "mul":
         return None
@@ -182,7 +182,7 @@ def _of_distance(term: Node, sign: int) -> Alibi | None:
 
 
 def _signed(n: Node, sign: int) -> tuple[int, Node]:
-    """A number without signs and wider types in front of it."""
+    """(the sign, the node without negations and casts to wider types)."""
     while n.operation == "neg" or (
         n.operation == "cast" and Type.BOOLEAN < n.arguments[0].type < n.type
     ):
@@ -191,7 +191,7 @@ def _signed(n: Node, sign: int) -> tuple[int, Node]:
 
 
 def _source(n: Node, dtype: str) -> Source | None:
-    """The captured array whose elements of entries and heads it is, if it is one."""
+    """The captured array that a node indexes by batch entry and head, if it does."""
     if n.operation != "load" or n.value[1] != dtype:
         return None
     places = {coordinate("b"): "b", coordinate("h"): "h", constant(0): ""}
@@ -203,7 +203,7 @@ def _source(n: Node, dtype: str) -> Source | None:
 
 
 def _prefix(condition: Node) -> Prefix | None:
-    """A band or what is in front of an entry's number of keys, if a condition is that."""
+    """The prefix and its band, if a condition is a disjunction of the two; else None."""
     if condition.operation != "or":
         return None
     for front, band in (condition.arguments, condition.arguments[::-1]):
@@ -216,7 +216,7 @@ def _prefix(condition: Node) -> Prefix | None:
 
 
 def _conditions(mask: Node) -> list[Node]:
-    """That hold together."""
+    """The conjuncts of a mask."""
     if mask.operation != "and":
         return [mask]
     return [x for part in mask.arguments for x in _conditions(part)]
@@ -226,7 +226,8 @@ def _conditions(mask: Node) -> list[Node]:
 def _rest(
     structure: Structure, taken: frozenset[int], whole: bool, arrays: frozenset[int]
 ) -> Structure | None:
-    """Without conditions that are taken, the ``whole`` score_mod and these arrays."""
+    """The structure without the conjuncts ``taken``, these arrays, and, with ``whole``, the
+    score_mod."""
     visible = constant(True)
     for i, x in enumerate(_conditions(structure.visible)):
         if i not in taken:
@@ -237,7 +238,7 @@ def _rest(
 
 
 def _bounds(n: Node) -> list[Bound]:
-    """What a condition says of q_idx and kv_idx, if it is a band; else none."""
+    """The bounds of a condition on q_idx and kv_idx, if it is a band; else none."""
     if n.operation not in ("le", "lt") or n.arguments[0].type not in _INTEGERS:
         return []
     low, high = n.arguments
@@ -253,7 +254,7 @@ def _bounds(n: Node) -> list[Bound]:
 
 
 def _bound(above_zero: Linear) -> Bound | None:
-    """Of a sum that is not negative."""
+    """The bound that a non-negative linear form states."""
     most = dict(above_zero)
     q, kv = most.pop("q_idx", 0), most.pop("kv_idx", 0)
     if {q, kv} != {1, -1} or most.keys() & {"b", "h"}:

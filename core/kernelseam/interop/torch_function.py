@@ -1,6 +1,5 @@
-"""What the functions that torch differentiates share: operands and options checked at the forward,
-and gradients that refuse to be differentiated. Imports torch.
-"""
+"""What the differentiable functions share: validation of operands and options in the forward, and
+backwards that refuse to be differentiated again. Imports torch."""
 
 from __future__ import annotations
 
@@ -24,11 +23,12 @@ Gradients = tuple[Tensor | None, ...]
 def tensors(
     given: Mapping[str, Tensor | None], needed: Sequence[str]
 ) -> tuple[dict[str, Tensor], bool]:
-    """Those that are given, and whether torch traces the call: it compiles, exports or transforms
-    the caller, or a dispatch mode is active. Then the custom operator is called.
+    """(the tensors that are given, whether torch traces the call). torch traces where it compiles,
+    exports or transforms the caller, or where a dispatch mode is active; the custom operator is
+    then called.
 
-    Raises InvalidValue for what is no tensor, where one of ``needed`` is None, and where
-    forward-mode differentiation is asked for.
+    Raises InvalidValue for values that are no tensors, where one of ``needed`` is None, and under
+    forward-mode differentiation.
     """
     result: dict[str, Tensor] = {}
     odd = False
@@ -52,9 +52,9 @@ def tensors(
 
 
 def plain(given: Mapping[Any, Tensor | None]) -> tuple[dict[Any, Tensor] | None, bool]:
-    """(those that are given, whether one wants a gradient), where all are torch's own tensors and
-    nothing traces, casts or transforms; else (None, False). Without gradients a call on them is one
-    on arrays."""
+    """(the tensors that are given, whether one requires a gradient), where all are plain torch
+    tensors and no tracing, autocast or transform is active; else (None, False). Without gradients
+    such a call needs nothing of torch's."""
     if (
         forward_ad._current_level >= 0
         or _autocasts()
@@ -80,14 +80,14 @@ plain._torchdynamo_inline = lambda given: (None, False)  # type: ignore[attr-def
 
 _MOST_KINDS = 8
 _kinds: dict[int, tuple[tuple[Guard, bool], ...]] = {}
-"""By their number, kinds of tensors that are ``plain``, and whether one of each wants gradients,
-where there are any."""
+"""Number of tensors → guards of kinds that were ``plain``, and whether one of them requires a
+gradient."""
 
 
 def plain_kind(*given: Tensor) -> bool | None:
-    """Whether one wants a gradient, of tensors that are ``plain``; else None. A guard tells for all
-    of those whose like came before: that they are torch's own, of one dtype and device, and that
-    nothing traces, casts or transforms."""
+    """Whether one of these tensors requires a gradient, if they are ``plain``; else None. A guard
+    from an earlier call decides it: plain torch tensors of one dtype and device, and no tracing,
+    autocast or transform."""
     # guards are silent on modes that fake or trace
     if forward_ad._current_level >= 0 or _modes() > 0:
         return None
@@ -111,9 +111,8 @@ plain_kind._torchdynamo_inline = lambda *given: None  # type: ignore[attr-define
 
 
 def uncompiled(*functions: Any) -> None:
-    """Have Dynamo compile neither these functions nor what they call where they run outside of a
-    graph, behind a break: it looks at each Python function that is called then. Where it inlines
-    them into what it compiles, and ``torch.compile`` of what calls them, this changes nothing."""
+    """Keep Dynamo from compiling these functions and their callees where they run after a graph
+    break. Inlining them into a compiled caller is not affected."""
     # torch.compiler.disable would import Dynamo, which takes seconds. A torch that has not these
     # names (they are its own affair) compiles what it can of the functions.
     frames = torch._C._dynamo.eval_frame
@@ -125,7 +124,7 @@ def uncompiled(*functions: Any) -> None:
 
 
 def must_be_tensor(name: str, x: object) -> InvalidValue:
-    """The refusal of an operand that is no tensor, or of one that is missing."""
+    """The error for an operand that is no tensor, or is missing."""
     if x is None:
         return InvalidValue(name, None, "must be a torch tensor", "Give it")
     return InvalidValue(name, type(x).__name__, "must be a torch tensor", "Pass torch.as_tensor(…)")
@@ -150,9 +149,8 @@ _autocasts = torch._C._is_any_autocast_enabled
 
 
 def autocast(given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors with those of ``names`` in the dtype of torch.autocast, where it is enabled for
-    their device. As in torch's own products, what is float64 stays as it is; so does what
-    has 8 bits."""
+    """The tensors, with those of ``names`` converted to torch.autocast's dtype where it is enabled
+    for their device. As in torch's own products float64 is not converted; nor are 8 bits."""
     if not _autocasts():  # by no device
         return given
     device = given[names[0]].device.type
@@ -168,7 +166,8 @@ def autocast(given: dict[str, Tensor], names: Sequence[str]) -> dict[str, Tensor
 
 
 def wanted(given: Mapping[str, Tensor], differentiable: Sequence[str]) -> list[str]:
-    """Names of the tensors that want gradients. Raises InvalidValue for one that can have none."""
+    """Names of the tensors that require gradients. Raises InvalidValue for one that is not
+    differentiable."""
     if not torch.is_grad_enabled():
         return []
     result = [name for name, x in given.items() if x.requires_grad]
@@ -181,7 +180,7 @@ def wanted(given: Mapping[str, Tensor], differentiable: Sequence[str]) -> list[s
 
 
 def implementation_name(field: str, value: object) -> str:
-    """The name of an implementation of the gradients. Raises InvalidValue."""
+    """The name of an implementation of the backward, validated. Raises InvalidValue."""
     if not isinstance(value, str):
         raise InvalidValue(
             field, type(value).__name__, "must be a name", "Leave it out for the cheapest"
@@ -192,8 +191,8 @@ def implementation_name(field: str, value: object) -> str:
 def check_bwd_implementation(
     name: object, operation: str, like: str, given: Mapping[str, Tensor]
 ) -> None:
-    """Refuse a name that no implementation of the gradients has on the device of the tensor
-    ``like``: a forward that takes it would leave a graph whose backward would fail."""
+    """Raise for a name that no implementation of the backward has on the device of ``like``, in the
+    forward already: else the backward would fail later."""
     if name is None:
         return
     name = implementation_name("bwd_implementation", name)
@@ -211,11 +210,13 @@ def check_bwd_implementation(
 def differentiable_once(
     function: str,
 ) -> Callable[[Callable[..., Gradients]], Callable[..., Gradients]]:
-    """Make a ``backward`` of what computes gradients from (ctx, gradients of the results).
+    """Turn a function of (ctx, gradients of the results) into a ``backward`` that cannot be
+    differentiated.
 
-    Under ``create_graph`` they are part of a graph, and raise InvalidValue where that is walked
-    back. torch's own ``once_differentiable`` does so only where the results' gradients require one:
-    a gradient of the inputs alone, as a penalty has it, would come out as a constant.
+    Under ``create_graph`` its gradients are part of a graph, and differentiating them raises
+    InvalidValue. torch's ``once_differentiable`` raises only where the results' gradients require a
+    gradient; a gradient penalty, which differentiates by the inputs alone, would silently be
+    constant.
     """
 
     def decorated(gradients: Callable[..., Gradients]) -> Callable[..., Gradients]:
@@ -238,8 +239,8 @@ def differentiable_once(
 
 
 class _Once(torch.autograd.Function):  # type: ignore[misc]
-    """``count`` gradients as they are, as functions of the tensors that they depend on, which
-    cannot be differentiated again."""
+    """Returns ``count`` gradients unchanged, and makes them depend on the tensors they were
+    computed from; its backward raises."""
 
     @staticmethod
     def forward(ctx: Any, function: str, count: int, *given: Tensor) -> Gradients:
@@ -257,13 +258,14 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
 
 def with_rows(x: Tensor) -> Tensor:
-    """A tensor with a contiguous last axis, copied where it has another: the gradient of sum(),
-    which repeats one number, and transposed operands have."""
+    """The tensor, copied if its last axis is not contiguous, as of transposed operands and of
+    sum()'s gradient, which is expanded."""
     return x.contiguous() if x.stride(-1) != 1 and x.shape[-1] > 1 else x
 
 
 def with_matrices(gradient: Tensor) -> Tensor:
-    """A gradient one of whose last two axes is contiguous; that of sum() repeats one number."""
+    """The gradient, copied unless one of its last two axes is contiguous; that of sum() is
+    expanded."""
     contiguous = any(
         n == 1 or s == 1 for n, s in zip(gradient.shape[-2:], gradient.stride()[-2:], strict=True)
     )

@@ -1,6 +1,6 @@
-"""Calls on torch tensors like the latest: what served that is launched, and nothing else is looked
-at. In a model each layer calls like the one before, with much code in between: what counts is how
-many things a call touches."""
+"""The shortest way of a call on torch tensors: if it is like the latest call of its function, the
+same launches run at the new addresses. In a model each layer's call is like the one before, with
+other code in between, so the cost is in how many objects a call touches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kernelseam.ops.calling import CallCache, Way
 from kernelseam.ops.split import split_of
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
-"""Types of options that are told by type and value."""
+"""Types of options that are compared by type and value."""
 
 
 class FastPath:

@@ -1,5 +1,5 @@
-"""A call's options, parted into numbers, which are arguments as extents are, and the others, which
-are part of what is planned."""
+"""Splits a call's options into numbers, which are launch arguments as extents are, and others,
+which are part of the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Getter = Callable[[Options], Options]
 
 
 class Split:
-    """Where options of these types have numbers. Tuples are looked into; bools are no numbers."""
+    """Where the numbers are among options of given types. Tuples are searched; bools are no
+    numbers."""
 
     def __init__(self, options: Options) -> None:
         numbers, others = list[str](), list[str]()

@@ -46,7 +46,7 @@ def _count(name: str, value: object) -> int:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BandAndScale:
-    """What every attention has, by default no band."""
+    """Band and scale, which every attention has; by default no band."""
 
     causal: bool = scalar(False, flag, "Query i sees no key after its own.")
     window: Window = scalar(
@@ -57,8 +57,8 @@ class BandAndScale:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoreNumbers:
-    """Numbers that change scores: whether one is given is part of the spec, its value of the
-    problem."""
+    """Numbers that change scores. Whether one is given is part of the spec (and the binary), its
+    value part of the problem (an argument)."""
 
     softcap: float | None = scalar(
         None,
@@ -69,21 +69,21 @@ class ScoreNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecNumbers:
-    """Of a spec: which of ``ScoreNumbers`` are given."""
+    """Fields of a spec: which of ``ScoreNumbers`` are given."""
 
     softcap: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemNumbers:
-    """Of a problem: the values of ``ScoreNumbers``, 0 for one that is not given."""
+    """Fields of a problem: the values of ``ScoreNumbers``, 0 for one that is not given."""
 
     softcap: float = 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PrecisionOption:
-    """As a GEMM has it, and by default IEEE."""
+    """How float32 is multiplied, as in a GEMM."""
 
     precision: str | None = scalar(
         None, precision_name, "How float32 is multiplied: ieee, tf32 or tf32x3. [ieee]"
@@ -92,12 +92,12 @@ class PrecisionOption:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoreScalars(PrecisionOption, ScoreNumbers, BandAndScale):
-    """How scores are computed and which keys a query sees, as far as no operand says it."""
+    """Scalar options of scores and masks."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoreOperands:
-    """How scores are computed and which keys a query sees, by operands."""
+    """Operands that change scores and masks."""
 
     bias: object = operand("BHSL", "Is added to scores.")
     mask: object = operand("BHSL", "bool: True where a key may be seen.")
@@ -109,7 +109,7 @@ class ScoreOperands:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScaleOptions:
-    """What numbers of 8 bits are multiplied by."""
+    """Scales of 8-bit operands."""
 
     q_scales: object = operand("", "float32: what q of 8 bits is multiplied by.")
     k_scales: object = operand("", "float32: what k of 8 bits is multiplied by.")
@@ -120,7 +120,7 @@ class ScaleOptions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackedOperands:
-    """Where the rows of packed sequences begin."""
+    """Offsets and lengths of packed sequences."""
 
     cu_seqlens_q: object = operand("", "int32 [B + 1]: where the queries of entries begin.")
     cu_seqlens_k: object = operand("", "int32 [B + 1]: where the keys of entries begin.")
@@ -128,14 +128,14 @@ class PackedOperands:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PageOperands:
-    """Where pages lie."""
+    """Page tables."""
 
     block_table: object = operand("", "int32 [B, width]: pages of each entry.")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResultOptions:
-    """What is returned, and what its bits depend on."""
+    """What is returned, and on what its bits may depend."""
 
     return_lse: bool = scalar(False, flag, "Return the log-sum-exp of the scores, too.")
     batch_invariant: bool = scalar(
@@ -145,7 +145,8 @@ class ResultOptions:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LatentOption:
-    """Of strided, packed and paged memory, not of lists."""
+    """Latent attention (MLA), over strided, packed and paged memory, not over lists of
+    addresses."""
 
     latent: bool = scalar(False, flag, "v is the first columns of k, a view of it.")
     row_scale_block: int | None = scalar(
@@ -155,7 +156,7 @@ class LatentOption:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PrefixOption:
-    """Of paged memory."""
+    """Shared prefixes of paged memory."""
 
     prefix_groups: int | None = scalar(
         None, _count, "Groups of entries, at most, whose common first pages are read once."
@@ -164,7 +165,7 @@ class PrefixOption:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayOptions:
-    """How arrays lie, where no shape says it."""
+    """Layouts that no shape tells."""
 
     layout: str = scalar("bhsd", lambda n, x: order(n, x, LAYOUTS), "The order of the axes.")
     max_seqlen_q: int | None = scalar(None, extent, "At least the queries of each packed sequence.")
@@ -206,7 +207,8 @@ class GradientOptions(ArrayOptions, PackedOperands, ScoreOperands, ScoreScalars)
 
 
 class SpecOption(Flag):
-    """What a spec asks for beside dtypes and head dims, and what an implementation takes."""
+    """Options of a spec beyond dtypes and head dims, as flags: those that a problem has, and those
+    that an implementation supports."""
 
     causal = auto()
     window = auto()
@@ -232,13 +234,13 @@ class SpecOption(Flag):
 
 
 ANY_VIEW = SpecOption.q_view | SpecOption.kv_view | SpecOption.lengths
-"""Memory that is not strided, or not full."""
+"""Packed, paged and listed memory, and keys of given lengths."""
 STORED = SpecOption.dtype_kv | SpecOption.kv_scales | SpecOption.dtype_q | SpecOption.q_scales
 """Operands of 8 bits."""
 
 
 def names_of(options: SpecOption) -> list[str]:
-    """Their names, sorted."""
+    """The flags' names, sorted."""
     return sorted(o.name or "" for o in options)
 
 

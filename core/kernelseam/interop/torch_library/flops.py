@@ -17,7 +17,8 @@ Tensor = Any
 
 
 def register(operator: Any, formula: Callable[..., int]) -> None:
-    """Have all counters count calls of an operator by a formula of its arguments."""
+    """Register a formula for torch.utils.flop_counter: an operator's operations from its
+    arguments."""
     register_flop_formula(operator, get_raw=True)(formula)
     tell_counters(operator, formula)
 
@@ -37,7 +38,8 @@ _modes = torch._C._len_torch_dispatch_stack
 
 
 def _differences(offsets: Tensor, count: int, longest: int) -> list[int]:
-    """Rows of each sequence; ``longest`` for each of ``count`` where contents are not known."""
+    """The length of each sequence; ``longest`` for all ``count`` where the offsets' contents are
+    not known."""
     return offsets.diff().tolist() if _is_known(offsets) else [longest] * count
 
 
@@ -69,7 +71,7 @@ def _pairs(operands: dict[str, Tensor], options: dict[str, Any]) -> int:
 
 
 def attention(names: Sequence[str]) -> Any:
-    """Of an attention with these operands: scores, and their product with the values."""
+    """The formula of an attention with these operands: q·kᵀ and P·v."""
 
     def count(*tensors: Tensor, out_val: Any = None, **options: Any) -> int:
         operands = dict(zip(names, tensors, strict=False))
@@ -81,7 +83,7 @@ def attention(names: Sequence[str]) -> Any:
 
 
 def attention_bwd(names: Sequence[str]) -> Any:
-    """Of its gradients: scores once more, those of the probabilities, and dq, dk and dv."""
+    """The formula of an attention's backward: q·kᵀ again, dP, dq, dk and dv."""
 
     def count(
         dout: Tensor,
@@ -110,7 +112,7 @@ def grouped(
     out_val: Any = None,
     **options: Any,
 ) -> int:
-    """Of a grouped product whose groups have all of the axis that is divided."""
+    """Operations of a grouped product whose groups cover the whole divided axis."""
     if a_indices is not None:
         return 2 * int(a_indices.numel() * a.shape[-1] * b.shape[-1])
     return 2 * int(b.numel() * a.shape[-2] if a.dim() > b.dim() else a.numel() * b.shape[-1])
@@ -121,20 +123,20 @@ def product(a: Tensor, b: Tensor, *rest: Any, b_transposed: bool = False, **opti
 
 
 def products(a: Sequence[Tensor], b: Sequence[Tensor], *rest: Any, **options: Any) -> int:
-    """Of a list."""
+    """Operations of a list of products."""
     return sum(product(x, y) for x, y in zip(a, b, strict=True))
 
 
 def product_bwd(
     dc: Tensor, a: Tensor, b: Tensor, *, a_gradient: bool, b_gradient: bool, **options: Any
 ) -> int:
-    """Each of the two is a product of as many multiply-adds as the forward."""
+    """Each gradient takes as many multiply-adds as the forward."""
     once = product(a, b, b_transposed=options.get("b_transposed", False))
     return (a_gradient + b_gradient) * once
 
 
 def projection(x: Tensor, weight: Tensor, *rest: Any, **options: Any) -> int:
-    """Of rows times a weight, as torch.nn.Linear has it."""
+    """Operations of rows times a weight, as in torch.nn.Linear."""
     return 2 * int(x.numel() * weight.shape[0])
 
 

@@ -1,8 +1,8 @@
-"""How operators are sharded: DTensors along the axes of which each entry is computed alone.
+"""Sharding rules of the operators for DTensors.
 
-``RULES`` says of every operator how the axes of its tensors are called, a letter each, and which
-letters may be sharded. Along such a letter, tensors that have it are sharded on that axis, inputs
-that lack it are replicated, and results that sum over it are partial sums. torch expands this to
+``RULES`` names the axes of each operator's tensors, a letter each, and the letters that may be
+sharded, as in an einsum. Along such a letter, tensors that have it are sharded on that axis, inputs
+without it are replicated, and results that sum over it are partial sums. torch expands this to
 meshes of any number of dimensions, and redistributes inputs that lie otherwise.
 """
 
@@ -27,7 +27,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Result:
-    """The axes of a result, and the letters it sums over."""
+    """The axes of a result, and the letters that it sums over."""
 
     axes: str
     sums: str = ""
@@ -35,8 +35,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Sharding:
-    """``axes``: those of the inputs that are given, by name; "." is an axis that is never sharded.
-    ``letters``: along which all may be sharded."""
+    """``axes``: given input → its axes, where "." is never sharded. ``letters``: those along which
+    the call may be sharded."""
 
     axes: Mapping[str, str]
     results: Sequence[Result]
@@ -45,11 +45,11 @@ class Sharding:
 
 Rule = Callable[[Shapes, Options], Sharding]
 _NONE = Result("")
-"""Of what stands for a result that was not asked for."""
+"""A result that was not requested."""
 
 
 def _repeating(shape: Shape, plane: str) -> str:
-    """The axes of what repeats to ``plane`` from the left and along axes of extent 1."""
+    """The axes of a tensor that broadcasts to ``plane``; "." where its extent is 1."""
     letters = plane[len(plane) - len(shape) :]
     return "".join("." if n == 1 else x for n, x in zip(shape, letters, strict=True))
 
@@ -63,8 +63,8 @@ _PLANES = {n: o.axes or "" for n, o in options_of(ScoreOperands).items()}
 
 
 def _attention(q: str, k: str, lse: str, letters: str, shapes: Shapes, options: Options) -> Any:
-    """(inputs' axes, those of keys, letters). One head of keys is every query head's. Scales, which
-    may be of blocks, are not sharded."""
+    """(inputs' axes, the keys' axes, letters). A single KV head is not sharded, since all query
+    heads share it; nor are scales, which may be of blocks."""
     keys = shapes["k"] if "k" in shapes else shapes["k_pages"]
     if keys[k.index("H")] == 1:
         k = k.replace("H", ".")
@@ -92,7 +92,7 @@ def _backward(q: str, k: str, lse: str, letters: str, shapes: Shapes, options: O
 
 
 def _lacking(axes: str) -> str:
-    """Along which an operand of attention repeats, so that its gradient is summed."""
+    """The letters of batch and heads that an operand lacks, over which its gradient is summed."""
     return "".join(x for x in "BH" if x not in axes)
 
 
@@ -105,7 +105,8 @@ def _paged(shapes: Shapes, options: Options) -> Sharding:
 
 
 def _gathered(shapes: Shapes, options: Options) -> Sharding:
-    """By heads; dense rows by entries, by slots by tokens, too. Pages are each rank's whole."""
+    """Sharded by heads; dense rows also by entries, and with slots by tokens. Pages are replicated
+    but for their heads."""
     pages = ".LHD" if options.get("kv_layout", "nhd") == "nhd" else ".HLD"
     slots = shapes.get("slot_mapping", ())
     packed = "cu_seqlens" in shapes or len(slots) == 1
@@ -154,7 +155,7 @@ def _gemm_bwd(shapes: Shapes, options: Options) -> Sharding:
 
 
 def _qkv(shapes: Shapes, options: Options) -> Sharding:
-    """Not by heads: the weight has those of q, k and v one after the other."""
+    """Not sharded by heads: the weight's rows are those of q, k and v in order."""
     input = "BSC"[3 - len(shapes["input"]) :]
     one = input.removesuffix("SC") + _dense(options)[0][1:]
     axes = {"input": input, "weight": "RC", "bias": "R", **dict.fromkeys("qkv", one)}
@@ -166,7 +167,7 @@ def _qkv(shapes: Shapes, options: Options) -> Sharding:
 
 
 def _projected(options: Options, *results: Result) -> list[Result]:
-    """The gradients of a projection that are wanted."""
+    """The requested gradients of a projection."""
     wanted = (options["input_gradient"], options["weight_gradient"], options["has_bias"])
     return [r if w else _NONE for r, w in zip(results, wanted, strict=True)]
 
@@ -201,7 +202,7 @@ def _output_bwd(shapes: Shapes, options: Options) -> Sharding:
 
 
 def _grouped(shapes: Shapes, options: Options) -> Sharding:
-    """Not along what the offsets divide."""
+    """Not sharded along the axis that the offsets divide."""
     forms = {
         (2, 3): (".K", ".KN", ".N", "N", "K"),
         (3, 2): (".MK", "K.", "M.", "M", "K"),
@@ -246,8 +247,8 @@ _told: set[str] = set()
 
 
 def tell(name: str) -> bool:
-    """Tell torch an operator's rule, once torch.distributed.tensor is imported: that takes a second
-    or two, and is the caller's to do."""
+    """Register an operator's rule with torch if torch.distributed.tensor is imported already.
+    Importing it takes a second or two, which is left to the caller."""
     if name in _told or name not in RULES or "torch.distributed.tensor" not in sys.modules:
         return True
     from torch.distributed.tensor import DTensor
@@ -265,12 +266,12 @@ def tell(name: str) -> bool:
 
 
 def _is_imported() -> bool:
-    """Whether torch.distributed.tensor is: else there are no DTensors."""
+    """Whether torch.distributed.tensor is imported; else there are no DTensors."""
     return "torch.distributed.tensor" in sys.modules
 
 
 def are_sharded(tensors: Sequence[Any]) -> bool:
-    """Whether some are DTensors."""
+    """Whether any tensor is a DTensor."""
     if not _is_imported():
         return False
     from torch.distributed.tensor import DTensor
@@ -279,7 +280,8 @@ def are_sharded(tensors: Sequence[Any]) -> bool:
 
 
 def check_alike(name: str, tensors: Sequence[Any]) -> None:
-    """Refuse tensors beside DTensors, where torch would not take them for replicated ones."""
+    """Raise where plain tensors stand beside DTensors and torch would not treat them as
+    replicated."""
     if not _is_imported():
         return
     from torch.distributed.tensor import DTensor
@@ -325,8 +327,8 @@ def _strategy(rule: Rule) -> Callable[[Any], Any]:
             return of_results + [placed(axes, letter) for axes in inputs]
 
         def even(specs: Sequence[Any], results: Any) -> bool:
-            """Whether all shards of a letter have the same entries: where it is of extents that
-            differ, as heads are that share keys, they must be even."""
+            """Whether every letter is split evenly: axes of one letter may differ in extent (query
+            and KV heads), and their shards then belong together only if even."""
             for letter in sharding.letters:
                 extents = {
                     (shape[axes.index(letter)], spec.num_shards_map[axes.index(letter)])

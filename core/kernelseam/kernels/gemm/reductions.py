@@ -1,5 +1,5 @@
-"""Sums and maxima of a GEMM's epilogue: the parts that its tiles write (reductions.h), and the
-kernel definition of what adds them up (reduce.h)."""
+"""Reductions in a GEMM's epilogue: partial results that its tiles write (reductions.h), and the
+kernel that combines them (reduce.h)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kernelseam.kernels.signature import Structure
 
 _WARPS, _WIDEST_WARP = 8, 64
 MANY, SOME, FEW = 128, 32, 8
-"""Numbers of the result that a block makes, where their parts lie side by side: of at most so few
-parts, and of more."""
+"""Elements of the result that a block of reduce.h computes where their partial results are
+contiguous: MANY for elements of at most FEW partial results, else SOME."""
 _CHUNK = 32
-"""Parts that a first launch joins, where there are many."""
+"""Partial results that a first launch combines into one, where there are many."""
 _ALIGNMENT = 16
 _NUMBERS = ("matrix", "row", "column")
 
 
 def part_pointers(spec: GemmSpec) -> tuple[str, ...]:
-    """The GEMM's parameters that the parts are written to."""
+    """The GEMM's pointer parameters for partial results."""
     return tuple(f"parts_{i}" for i in range(len(spec.reductions)))
 
 
 def parts_structure(spec: GemmSpec) -> Structure:
-    """The GEMM's argument."""
+    """The GEMM's parameter for partial results."""
     names = part_pointers(spec)
     counts = ("row_strips", "column_strips")
     members = (*((n, "pointer") for n in names), *((n, "i32") for n in counts))
@@ -45,8 +45,8 @@ def parts_structure(spec: GemmSpec) -> Structure:
 
 @dataclass(frozen=True)
 class Strips:
-    """What the parts are of: blocks of ``high``×``wide`` elements, ``rows``×``columns`` of them in
-    a matrix of results. A part is of such a block, or of one of its rows or columns."""
+    """Blocks of ``high``×``wide`` elements, ``rows``×``columns`` of them in each result matrix. A
+    partial result covers a block, or one of its rows or columns."""
 
     high: int
     wide: int
@@ -60,7 +60,7 @@ def part_values(strips: Strips) -> dict[str, int]:
 
 
 def numbers_structure(spec: GemmSpec) -> Structure:
-    """The argument of a GEMM that adds up its own parts."""
+    """The parameter of a GEMM that combines its own partial results."""
     kinds = (("numbers", "pointer"), *((n, "i64") for n in _NUMBERS), ("matrices", "i32"))
     each = [(name, i, kind) for name, kind in kinds for i in range(len(spec.reductions))]
     members = tuple((f"reduced_{name}_{i}", kind) for name, i, kind in each)
@@ -78,33 +78,32 @@ def number_values(p: GemmProblem, strips: Strips) -> dict[str, int]:
 
 
 def number_operands(spec: GemmSpec) -> dict[str, str]:
-    """The argument's pointers, and their operands."""
+    """Pointer members of that parameter → the operands they point to."""
     return {f"reduced_numbers_{i}": reduction(i) for i in range(len(spec.reductions))}
 
 
 def warp_block(spec: GemmSpec, tile: GemmTile) -> tuple[int, int]:
-    """Rows and columns of the result that a warp has of a tile."""
+    """Rows and columns of the result that one warp computes of a tile."""
     columns = tile.bn // tile.warps_n
     return tile.bm // tile.warps_m, columns // 2 if spec.pairs else columns
 
 
 def strips_of(p: GemmProblem, tile: GemmTile) -> Strips:
-    """A shared kernel's: warps' blocks, of the whole problem, in whatever bands it is walked."""
+    """The blocks of a shared kernel: one for each warp of each tile."""
     rows, columns = divide_up(p.M, tile.bm), divide_up(p.N, tile.bn)
     return Strips(*warp_block(p.spec, tile), rows * tile.warps_m, columns * tile.warps_n)
 
 
 def takes_reductions(spec: GemmSpec, tile: GemmTile) -> bool:
-    """Whether a shared kernel's tile takes them: its warps' blocks fit, and it leaves registers for
-    them."""
+    """Whether a tile of a shared kernel supports the spec's reductions: its warps' blocks fit and
+    it has registers left."""
     if spec.reductions and spec.pairs == HALVES and not tile.reduces_halves:
         return False
     return fits_strips(spec, *warp_block(spec, tile))
 
 
 def fits_strips(spec: GemmSpec, high: int, wide: int) -> bool:
-    """Whether what shares a number of a sum or a maximum is of whole strips' rows and columns, or
-    of single ones."""
+    """Whether each reduction covers a multiple of the block's rows and columns, or single ones."""
     return all(
         _divides(1 if r.rows == 1 else high, r.rows)
         and _divides(1 if r.columns == 1 and r.rows != 1 else wide, r.columns)
@@ -118,18 +117,18 @@ def _divides(n: int, size: int) -> bool:
 
 @dataclass(frozen=True)
 class ReduceSpec:
-    """What shapes the binary of reduce.h."""
+    """The compile-time options of reduce.h."""
 
     maximum: bool
     elements: int
-    """Neighbours of the result that a block makes."""
+    """Neighbouring elements of the result that a block computes."""
 
 
 @dataclass(frozen=True)
 class ReduceProblem:
-    """A sum or a maximum from its parts: extents and strides of both along three axes, in elements;
-    along the last one parts lie side by side. ``of``: how many parts a number is of along each
-    axis, the last number what is left."""
+    """A sum or a maximum of partial results: extents and strides of both along three axes, in
+    elements; along the last one the partial results are contiguous. ``of``: how many partial
+    results an element has along each axis; the last element has those that remain."""
 
     spec: ReduceSpec
     parts: tuple[int, int, int]
@@ -144,7 +143,7 @@ class ReduceProblem:
 
 
 def reduce_problems(p: GemmProblem, strips: Strips) -> tuple[ReduceProblem, ...]:
-    """Those of a product."""
+    """The reductions of a GEMM, in order."""
     return tuple(
         _reduce_problem(p, strips, r, shape, strides)
         for r, shape, strides in zip(
@@ -183,7 +182,7 @@ def _reduce_problem(
 
 
 def _axes(r: Reduction) -> tuple[int, int, int]:
-    """That along which parts lie side by side last."""
+    """The axes' order, with the one along which partial results are contiguous last."""
     return (0, 2, 1) if r.rows == 1 else (0, 1, 2)
 
 
@@ -193,14 +192,14 @@ def _ordered(x: Sequence[int], axes: tuple[int, int, int]) -> tuple[int, int, in
 
 
 def refuse_parts(p: GemmProblem, strips: Iterable[Strips]) -> str | None:
-    """Why there are too many parts of one number, in any of these."""
+    """The reason if an element has too many partial results for any of ``strips``, else None."""
     counts = (math.prod(one.of) for s in strips for one in reduce_problems(p, s))
     most = max(counts, default=0)
     return f"a sum or a maximum is of {most} parts, 2^31 or more" if most >= INT32 else None
 
 
 def part_offsets(p: GemmProblem, strips: Strips) -> tuple[dict[str, int], int]:
-    """The GEMM's parameters in the workspace, with their offsets; their bytes."""
+    """(pointer parameter → offset in the workspace, bytes of the workspace)."""
     sizes = (_bytes(one.parts) for one in reduce_problems(p, strips))
     *offsets, end = accumulate(sizes, initial=0)
     return dict(zip(part_pointers(p.spec), offsets, strict=True)), end
@@ -211,8 +210,8 @@ def _bytes(extents: tuple[int, int, int]) -> int:
 
 
 def reduce_launches(p: GemmProblem, strips: Strips) -> tuple[dict[str, int], list[Launch], int]:
-    """``part_offsets``; the launches that add up what the GEMM writes there; the workspace's
-    bytes."""
+    """(the offsets of ``part_offsets``, the launches that combine the partial results, bytes of the
+    workspace)."""
     launches, tile = [], RowTile(_WARPS)
     offsets, end = part_offsets(p, strips)
     for i, (at, one) in enumerate(zip(offsets.values(), reduce_problems(p, strips), strict=True)):
@@ -226,8 +225,8 @@ def reduce_launches(p: GemmProblem, strips: Strips) -> tuple[dict[str, int], lis
 def reducing(
     kernel: Any, p: GemmProblem, tile: Any, strips: Strips, adds_up: bool = False
 ) -> Launches:
-    """A product's launch and those behind it, of which there are none where it ``adds_up`` its own
-    parts: these are 0 before and after."""
+    """The launches of a GEMM with reductions. With ``adds_up`` it is one, which combines its own
+    partial results; the workspace must then be 0 before, and is 0 after."""
     if adds_up:
         offsets, size = part_offsets(p, strips)
         own = Launch(kernel, p, tile, offsets, number_operands(p.spec))
@@ -237,8 +236,9 @@ def reducing(
 
 
 def _first_step(p: ReduceProblem) -> ReduceProblem | None:
-    """Where a number is of so many parts that few blocks would read them one after the other: from
-    ``_CHUNK`` along the second axis, and those along the third, one part for a second launch."""
+    """A first launch where elements have so many partial results that few blocks would read them
+    serially: it combines ``_CHUNK`` along the second axis, and all along the third, into one for
+    the second launch. None where one launch does."""
     matrices, rows, columns = p.parts
     if p.of[1] < rows or rows <= _CHUNK or math.prod(p.of) <= _CHUNK * _CHUNK // 2:
         return None
@@ -254,7 +254,7 @@ def _last_step(p: ReduceProblem, first: ReduceProblem) -> ReduceProblem:
 
 
 class GemmReduce(SmallKernel):
-    """A block some neighbours, or one number."""
+    """Combines partial results: a block for some neighbouring elements, or for one."""
 
     entry, source = "gemm_reduce", "gemm/reduce.h"
     early = True
