@@ -1,5 +1,6 @@
 """An extension of Griffe, named in mkdocs.yml: where a function takes ``**options``, the site shows
-the options that ``inspect.signature`` names in their place."""
+the options that ``inspect.signature`` names in their place, and ``kernelseam.frozen.dataclass`` is
+the standard library's."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ import importlib
 import inspect
 from typing import Any
 
-from griffe import Extension, Function, Parameter, ParameterKind, Parameters
+from griffe import (
+    Class,
+    ExprCall,
+    ExprName,
+    Extension,
+    Function,
+    Parameter,
+    ParameterKind,
+    Parameters,
+)
 
 _KINDS = {
     inspect.Parameter.POSITIONAL_ONLY: ParameterKind.positional_only,
@@ -19,6 +29,12 @@ _KINDS = {
 
 
 class Signatures(Extension):
+    def on_class_instance(self, *, cls: Class, **_: Any) -> None:
+        for made in (d.value for d in cls.decorators):
+            if isinstance(made, ExprCall) and made.canonical_path == "kernelseam.frozen.dataclass":
+                made.function = ExprName("dataclasses.dataclass")
+                cls.labels.add("dataclass")
+
     def on_function(self, *, func: Function, **_: Any) -> None:
         if "options" not in func.parameters or func.name.startswith("_"):
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pkgutil
 import re
 from functools import cache
 from pathlib import Path
@@ -37,9 +38,8 @@ def test_all_tests_are_named_in_one_form() -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_is_there(name: str) -> None:
-    module, _, attribute = name.rpartition(".")
     try:
-        found: Any = getattr(importlib.import_module(module), attribute)
+        found: Any = pkgutil.resolve_name(name)
     except ModuleNotFoundError as e:
         if str(e.name).startswith("kernelseam"):
             raise
