@@ -40,7 +40,7 @@ LEFT_OUT = (
     *("interop.jax", "interop.vllm", "interop.diffusers"),
 )
 """Modules of the core, by the beginning of their names."""
-STANDINS = ("elftools", "ml_dtypes", "platformdirs", "pluggy")
+STANDINS = ("ml_dtypes", "platformdirs", "pluggy")
 ALLOWED = frozenset({"torch", "numpy", "filelock", "cuda", "transformers"})
 """What may be imported beside the standard library: torch, NumPy and what torch's wheels require;
 transformers where a user registers with it."""

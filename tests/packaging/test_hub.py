@@ -170,7 +170,6 @@ def test_it_plans_and_compiles_for_a_gpu(python: Callable[..., dict[str, object]
     told = python(COMPILES, (*TORCH_ALONE, *OF_CUDA))
     assert told["plugins"] == ["cuda", "reference"] and told["failures"] == []
     assert told["spills"] == 0 and int(str(told["matrix"])) > 0
-    # its own reader of cubins reads what pyelftools does
     assert told["facts"] == str(cubin.facts(bytes.fromhex(str(told["cubin"]))))
     chosen = told["chosen"]
     assert isinstance(chosen, list) and {"shared", "sm90"} <= set(chosen)

@@ -8,20 +8,14 @@ The encoding here was checked against cuobjdump and the compiler's own report, f
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
 
 from kernelseam.contract import KernelFacts
 from kernelseam.errors import DeviceError
 
+from kernelseam_cuda import elf
 from kernelseam_cuda.disassembly import count
 
-if TYPE_CHECKING:
-    from elftools.elf.sections import Section
-
-_HEADER, _SYMBOL = 64, 24  # bytes of a section header and of a symbol
-_OTHER, _ENTRY = 5, 0x10  # where a symbol's st_other is; its bit STO_CUDA_ENTRY
 # EIFMT_SVAL: a 16-bit size, then the value; the other formats hold the value in those 16 bits
 _SIZED = 4
 # EIATTR_…
@@ -45,56 +39,29 @@ def facts(binary: bytes) -> dict[str, KernelFacts]:
     """
     try:
         return _facts(binary)
-    except Exception as e:  # pyelftools raises of many types for a damaged file
+    except (ValueError, LookupError, struct.error) as e:
         raise DeviceError(f"the binary is not a cubin, or a damaged one: {e!r}") from e
 
 
 def _facts(binary: bytes) -> dict[str, KernelFacts]:
-    sections = _sections(binary)
-    numbers = _numbers(sections[".nv.info"].data())
+    sections = elf.sections(binary)
+    numbers = _numbers(sections[".nv.info"].data)
     reserved = _RESERVED if ".nv.shared.reserved.0" in sections else 0
     kernels = {}
-    for number, name in _kernels(sections):
-        counts = count(sections[f".text.{name}"].data())
+    for number, name in elf.kernels(sections):
+        counts = count(sections[f".text.{name}"].data)
         shared = sections.get(f".nv.shared.{name}")
         kernels[name] = KernelFacts(
             name=name,
             registers=numbers[_REGCOUNT, number],
             spills=counts["local_store_bytes"],
             scratch_bytes=max(numbers.get((a, number), 0) for a in (_FRAME_SIZE, _MIN_STACK_SIZE)),
-            shared_bytes=max(shared["sh_size"] - reserved, 0) if shared else 0,
+            shared_bytes=max(shared.size - reserved, 0) if shared else 0,
             matrix_instructions=counts["matrix_instructions"],
-            parameters=_parameters(sections[f".nv.info.{name}"].data()),
+            parameters=_parameters(sections[f".nv.info.{name}"].data),
             extra=counts,
         )
     return kernels
-
-
-def _sections(binary: bytes) -> Mapping[str, Section]:
-    """By name. Raises ValueError where one is not whole."""
-    from elftools.elf.elffile import ELFFile  # 30 ms, which not every process needs to spend
-
-    file = ELFFile(BytesIO(binary))
-    if (file.elfclass, file["e_machine"], file["e_shentsize"]) != (64, "EM_CUDA", _HEADER):
-        raise ValueError("no 64-bit ELF for NVIDIA GPUs")
-    sections = {s.name: s for s in file.iter_sections()}
-    for name, s in sections.items():
-        inside = s["sh_type"] == "SHT_NOBITS" or s["sh_offset"] + s["sh_size"] <= len(binary)
-        if not inside or s.compressed:
-            raise ValueError(f"section {name} is compressed or ends beyond the file")
-    return sections
-
-
-def _kernels(sections: Mapping[str, Section]) -> Iterator[tuple[int, str]]:
-    """(symbol number, name) of each kernel."""
-    symbols: Any = sections[".symtab"]
-    if (symbols["sh_type"], symbols["sh_entsize"]) != ("SHT_SYMTAB", _SYMBOL):
-        raise ValueError("the symbols are missing")
-    for number, other in enumerate(symbols.data()[_OTHER::_SYMBOL]):  # pyelftools drops that bit
-        if other & _ENTRY:
-            symbol = symbols.get_symbol(number)
-            if symbol["st_info"]["type"] == "STT_FUNC":
-                yield number, symbol.name
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -1,1 +1,0 @@
-"""pyelftools, as much of it as reads a cubin."""
