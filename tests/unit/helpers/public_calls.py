@@ -50,6 +50,14 @@ def f32(*shape: int) -> Array:
     return _ramp(shape).copy()
 
 
+_EXTENTS = {"B": B, "H": H, "G": G, "S": S, "T": T, "D": D, "N": N, "I": HIDDEN, "W": WIDTH}
+
+
+def f32s(**axes: str) -> Arguments:
+    """Arrays by name, of a letter or a digit for each axis."""
+    return {n: f32(*(_EXTENTS.get(x) or int(x) for x in of)) for n, of in axes.items()}
+
+
 def i32(*values: int) -> Array:
     return np.array(values, np.int32)
 
@@ -92,7 +100,7 @@ def _from_arrays(
 
 
 def q_k_v() -> Arguments:
-    return {"q": f32(B, H, S, D), "k": f32(B, G, T, D), "v": f32(B, G, T, D)}
+    return f32s(q="BHSD", k="BGTD", v="BGTD")
 
 
 def scores() -> Arguments:
@@ -103,8 +111,7 @@ def scores() -> Arguments:
         "softcap": 2.0,
         "bias": f32(B, H, S, T),
         "mask": np.ones((B, H, S, T), bool),
-        "alibi_slopes": f32(B, H),
-        "sinks": f32(H),
+        **f32s(alibi_slopes="BH", sinks="H"),
         "prefix_lengths": i32(1, 2),
     }
 
@@ -125,25 +132,20 @@ def extents(heads: str = "num_heads") -> Arguments:
 
 def varlen() -> Arguments:
     return {
-        "q": f32(7, H, D),
-        "k": f32(9, G, D),
-        "v": f32(9, G, D),
+        **f32s(q="7HD", k="9GD", v="9GD"),
         "cu_seqlens_q": i32(0, 3, 7),
         "cu_seqlens_k": i32(0, 5, 9),
         "max_seqlen_q": 4,
         "max_seqlen_k": 5,
         "causal": True,
-        "out": f32(7, H, D),
-        "bias": f32(H, 4, 5),
+        **f32s(out="7HD", bias="H45"),
         "return_lse": True,
     }
 
 
 def paged() -> Arguments:
     return {
-        "q": f32(B, S, H, D),
-        "k_pages": f32(N, 4, G, D),
-        "v_pages": f32(N, 4, G, D),
+        **f32s(q="BSHD", k_pages="N4GD", v_pages="N4GD"),
         "block_table": np.array([[0, 1], [2, 0]], np.int32),
         "kv_lengths": i32(6, 4),
         "max_seqlen_k": 7,
@@ -155,8 +157,7 @@ def paged() -> Arguments:
 def paged_varlen() -> Arguments:
     return {
         **paged(),
-        "q": f32(7, H, D),
-        "out": f32(7, H, D),
+        **f32s(q="7HD", out="7HD"),
         "cu_seqlens_q": i32(0, 3, 7),
         "max_seqlen_q": 5,
         "mask": None,
@@ -164,7 +165,7 @@ def paged_varlen() -> Arguments:
 
 
 def forward_results() -> Arguments:
-    return {"out": f32(B, H, S, D), "lse": f32(B, H, S)}
+    return f32s(out="BHSD", lse="BHS")
 
 
 def attention_bwd() -> Arguments:
@@ -179,56 +180,39 @@ def attention_bwd() -> Arguments:
 
 
 def bmm() -> Arguments:
-    return {
-        "a": f32(B, H, S, D),
-        "b": f32(B, G, D, T),
-        "bias": f32(T),
-        "residual": f32(B, H, S, T),
-        "out": f32(B, H, S, T),
-        "beta": 0.0,
-    }
+    return {**f32s(a="BHSD", b="BGDT", bias="T", residual="BHST", out="BHST"), "beta": 0.0}
 
 
 def matmul2d() -> Arguments:
-    return {"a": f32(S, D), "b": f32(D, T), "bias": f32(T), "residual": f32(S, T), "out": f32(S, T)}
+    return f32s(a="SD", b="DT", bias="T", residual="ST", out="ST")
 
 
 def grouped() -> Arguments:
-    return {"a": f32(7, D), "b": f32(N, D, T), "offs": i32(0, 4, 7), "out": f32(7, T)}
+    return {**f32s(a="7D", b="NDT"), "offs": i32(0, 4, 7), "out": f32(7, T)}
 
 
 def bmm_bwd() -> Arguments:
-    return {
-        "dc": f32(B, S, T),
-        "a": f32(B, S, D),
-        "b": f32(B, D, T),
-        "da": f32(B, S, D),
-        "db": f32(B, D, T),
-        "beta": 1.0,
-    }
+    return {**f32s(dc="BST", a="BSD", b="BDT", da="BSD", db="BDT"), "beta": 1.0}
 
 
 def matmul2d_bwd() -> Arguments:
-    return {"dc": f32(S, T), "a": f32(S, D), "b": f32(D, T), "da": f32(S, D), "db": f32(D, T)}
+    return f32s(dc="ST", a="SD", b="DT", da="SD", db="DT")
 
 
 def merge() -> Arguments:
-    return {"outs": f32(N, B, H, S, D), "lses": f32(N, B, H, S), "out": f32(B, H, S, D)}
+    return f32s(outs="NBHSD", lses="NBHS", out="BHSD")
 
 
 def caches() -> Arguments:
     return {
-        "k": f32(B, S, G, D),
-        "v": f32(B, S, G, D),
-        "k_pages": f32(N, 6, G, D),
-        "v_pages": f32(N, 6, G, D),
+        **f32s(k="BSGD", v="BSGD", k_pages="N6GD", v_pages="N6GD"),
         "block_table": np.array([[0, 1], [2, 0]], np.int32),
         "kv_lengths": i32(6, 5),
     }
 
 
 def append() -> Arguments:
-    norms = {"q_norm": f32(D), "k_norm": f32(D), "norm_eps": 1e-5}
+    norms = {**f32s(q_norm="D", k_norm="D"), "norm_eps": 1e-5}
     return {**caches(), "q": f32(B, S, H, D), "rotary": rotary(), "out": f32(B, S, H, D), **norms}
 
 
@@ -246,7 +230,7 @@ def cache_fields() -> Arguments:
     cos, sin = rotary()
     extents = {"batch": B, "S": S, "kv_heads": G, "head_dim": D, "pages": N, "page_size": 6}
     extents |= {"num_heads": H, "table_width": 2, "rotary_dim": D, "max_position": 20}
-    of_q = {"q": f32(B, S, H, D), "q_out": f32(B, S, H, D), "q_norm": f32(D), "k_norm": f32(D)}
+    of_q = f32s(q="BSHD", q_out="BSHD", q_norm="D", k_norm="D")
     heads_first = {n: x.swapaxes(1, 2).copy() for n, x in caches().items() if x.ndim == 4}
     of_q |= {n: x.swapaxes(1, 2).copy() for n, x in of_q.items() if x.ndim == 4}
     return {**extents, **caches(), **heads_first, **of_q, "cos": cos, "sin": sin}
@@ -254,7 +238,7 @@ def cache_fields() -> Arguments:
 
 def cache_arrays() -> Arguments:
     cos, sin = rotary()
-    return {**caches(), "q": f32(B, S, H, D), "q_out": f32(B, S, H, D), "cos": cos, "sin": sin}
+    return {**caches(), **f32s(q="BSHD", q_out="BSHD"), "cos": cos, "sin": sin}
 
 
 def rotary() -> tuple[Array, Array]:
@@ -267,9 +251,7 @@ def positions() -> Array:
 
 def qkv() -> Arguments:
     return {
-        "input": f32(B, S, HIDDEN),
-        "weight": f32(WIDTH, HIDDEN),
-        "bias": f32(WIDTH),
+        **f32s(input="BSI", weight="WI", bias="W"),
         "num_heads": H,
         "num_kv_heads": G,
         "head_dim": D,
@@ -282,8 +264,7 @@ def qkv() -> Arguments:
 def qkv_paged() -> Arguments:
     return {
         **qkv(),
-        "k_pages": f32(N, 6, G, D),
-        "v_pages": f32(N, 6, G, D),
+        **f32s(k_pages="N6GD", v_pages="N6GD"),
         "block_table": np.array([[0, 1], [2, 0]], np.int32),
         "out": f32(B, H, S, D),
     }
@@ -293,19 +274,13 @@ def output() -> Arguments:
     return {
         "attn_out": f32(B, H, S, D),
         "weight": f32(HIDDEN, H * D),
-        "bias": f32(HIDDEN),
-        "residual": f32(B, S, HIDDEN),
-        "out": f32(B, S, HIDDEN),
+        **f32s(bias="I", residual="BSI", out="BSI"),
     }
 
 
 def qkv_bwd() -> Arguments:
     return {
-        "dq": f32(B, H, S, D),
-        "dk": f32(B, G, S, D),
-        "dv": f32(B, G, S, D),
-        "input": f32(B, S, HIDDEN),
-        "weight": f32(WIDTH, HIDDEN),
+        **f32s(dq="BHSD", dk="BGSD", dv="BGSD", input="BSI", weight="WI"),
         "has_bias": True,
         "num_heads": H,
         "num_kv_heads": G,
@@ -316,8 +291,7 @@ def qkv_bwd() -> Arguments:
 
 def output_bwd() -> Arguments:
     return {
-        "d_output": f32(B, S, HIDDEN),
-        "attn_out": f32(B, H, S, D),
+        **f32s(d_output="BSI", attn_out="BHSD"),
         "weight": f32(HIDDEN, H * D),
         "has_bias": True,
         "bias_dtype": "float32",
@@ -327,7 +301,7 @@ def output_bwd() -> Arguments:
 def qkv_gradients() -> Arguments:
     """As arrays: what is read, and what is computed."""
     read = {n: x for n, x in qkv_bwd().items() if isinstance(x, np.ndarray)}
-    computed = {"d_input": f32(B, S, HIDDEN), "d_weight": f32(WIDTH, HIDDEN), "d_bias": f32(WIDTH)}
+    computed = f32s(d_input="BSI", d_weight="WI", d_bias="W")
     return {**read, **computed}
 
 
@@ -341,7 +315,7 @@ def output_gradients() -> Arguments:
 def attention_gradients() -> Arguments:
     """What an attention's gradients are written to."""
     of_keys = {n: f32(B, G, T, D) for n in ("dk", "dv")}
-    return {"dq": f32(B, H, S, D), **of_keys, "dbias": f32(B, H, S, T), "dsinks": f32(H)}
+    return {"dq": f32(B, H, S, D), **of_keys, **f32s(dbias="BHST", dsinks="H")}
 
 
 def projected() -> Arguments:
@@ -396,11 +370,7 @@ def gemm() -> Arguments:
         "K": D,
         "batch": B,
         "num_heads": H,
-        "A": f32(B, H, S, D),
-        "B": f32(B, G, D, T),
-        "C": f32(B, H, S, T),
-        "bias": f32(B, H, T),
-        "residual": f32(B, H, S, T),
+        **f32s(A="BHSD", B="BGDT", C="BHST", bias="BHT", residual="BHST"),
         "b_head_group": H // G,
     }
 
@@ -414,15 +384,11 @@ def qkv_fields() -> Arguments:
     return {
         **projected(),
         "kv_heads": G,
-        "input": f32(B, S, HIDDEN),
-        "weight": f32(WIDTH, HIDDEN),
-        "bias": f32(WIDTH),
+        **f32s(input="BSI", weight="WI", bias="W"),
         "cos": cos,
         "sin": sin,
         "positions": positions(),
-        "q": f32(B, H, S, D),
-        "k": f32(N, 6, G, D),
-        "v": f32(N, 6, G, D),
+        **f32s(q="BHSD", k="N6GD", v="N6GD"),
         "block_table": np.array([[0, 1], [2, 0]], np.int32),
         "pages": N,
         "page_size": 6,
@@ -475,10 +441,7 @@ DESCRIPTORS = {
             **extents(),
             "S_q": 4,
             "S_k": 5,
-            "q": f32(7, H, D),
-            "k": f32(9, G, D),
-            "v": f32(9, G, D),
-            "out": f32(7, H, D),
+            **f32s(q="7HD", k="9GD", v="9GD", out="7HD"),
             "cu_seqlens_q": i32(0, 3, 7),
             "cu_seqlens_k": i32(0, 5, 9),
             "total_q": 7,
@@ -490,9 +453,7 @@ DESCRIPTORS = {
         lambda: {
             **extents(),
             **q_k_v(),
-            "k": f32(N, 4, G, D),
-            "v": f32(N, 4, G, D),
-            "out": f32(B, H, S, D),
+            **f32s(k="N4GD", v="N4GD", out="BHSD"),
             "block_table": np.array([[0, 1], [2, 0]], np.int32),
             "kv_lengths": i32(6, 4),
             "pages": N,
@@ -522,11 +483,11 @@ DESCRIPTORS = {
     "BatchedGemmStrided": _descriptor(ks.BatchedGemmStrided, gemm),
     "BatchedGemmStrided.for_scores": _from_arrays(
         ks.BatchedGemmStrided.for_scores,
-        lambda: {"q": f32(B, H, S, D), "k": f32(B, G, T, D), "scores": f32(B, H, S, T)},
+        lambda: f32s(q="BHSD", k="BGTD", scores="BHST"),
     ),
     "BatchedGemmStrided.for_output": _from_arrays(
         ks.BatchedGemmStrided.for_output,
-        lambda: {"scores": f32(B, H, S, T), "v": f32(B, G, T, D), "out": f32(B, H, S, D)},
+        lambda: f32s(scores="BHST", v="BGTD", out="BHSD"),
     ),
     "BatchedGemmPointers": _descriptor(ks.BatchedGemmPointers, gemm_lists),
     "GroupedGemm": _descriptor(
@@ -537,9 +498,7 @@ DESCRIPTORS = {
             "N": T,
             "K": D,
             "along": "m",
-            "A": f32(7, D),
-            "B": f32(N, D, T),
-            "C": f32(7, T),
+            **f32s(A="7D", B="NDT", C="7T"),
             "offsets": i32(0, 4, 7),
         },
     ),
