@@ -20,8 +20,17 @@ def normal(*shape: int, dtype: Any = HALF) -> Any:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
+def normals(dtype: Any = HALF, **shapes: tuple[int, ...]) -> Tensors:
+    return {n: normal(*shape, dtype=dtype) for n, shape in shapes.items()}
+
+
 def i32(*values: Any) -> Any:
     return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def in_order(*values: tuple[int, ...]) -> Callable[[int], Any]:
+    """The int32 contents of each replay."""
+    return lambda turn: i32(*values[turn])
 
 
 @dataclass
@@ -29,14 +38,21 @@ class GraphProblem:
     """Operands by their names in the descriptor, what is made of them, and what changes."""
 
     operands: Tensors
-    results: Callable[[], Tensors]
-    """Memory for a plan's results."""
     descriptor: Callable[[Tensors], Any]
     function: Callable[[], Mapping[str, Any]] | None = None
     """The public function over the operands: its results by the descriptor's names."""
+    memory: Mapping[str, Any] | None = None
+    """A plan's results; else memory like that of the function's."""
     change: Mapping[str, Callable[[int], Any]] = field(default_factory=dict)
     """What operands hold at each replay; those of floating point that are not named are drawn."""
     implementation: str | None = None
+
+    def results(self) -> Tensors:
+        """Memory for a plan's results."""
+        if self.memory is not None:
+            return dict(self.memory)
+        assert self.function is not None
+        return {n: torch.empty_like(x) for n, x in self.function().items()}
 
     def renew(self, turn: int) -> None:
         """Other contents in the same memory."""
@@ -81,18 +97,6 @@ def _attention(
     **options: Any,
 ) -> GraphProblem:
     q = operands["q"]
-    if q.dim() == 3:
-        lse_shape: Any = (q.shape[1], q.shape[0])
-    else:
-        lse_shape = q.shape[:3] if layout == "bhsd" else (q.shape[0], q.shape[2], q.shape[1])
-
-    def results() -> Tensors:
-        return {
-            "out": torch.empty(
-                *q.shape[:-1], operands["v"].shape[-1], dtype=q.dtype, device="cuda"
-            ),
-            "lse": torch.empty(lse_shape, dtype=FULL, device="cuda"),
-        }
 
     def function() -> Tensors:
         given = {n: x for n, x in operands.items() if n not in "qkv"}
@@ -116,28 +120,22 @@ def _attention(
 
     return GraphProblem(
         operands,
-        results,
         lambda memory: ks.Attention.from_arrays(**memory, layout=layout, **options),
         function,
-        change or {},
-        implementation,
+        change=change or {},
+        implementation=implementation,
     )
 
 
 def dense(dtype: Any, dim: int, implementation: str | None = None) -> GraphProblem:
-    q, k, v = (
-        normal(2, 8, 200, dim, dtype=dtype),
-        *(normal(2, 2, 300, dim, dtype=dtype) for _ in "kv"),
-    )
-    return _attention({"q": q, "k": k, "v": v}, causal=True, implementation=implementation)
+    keys = (2, 2, 300, dim)
+    operands = normals(dtype, q=(2, 8, 200, dim), k=keys, v=keys)
+    return _attention(operands, causal=True, implementation=implementation)
 
 
 def options() -> GraphProblem:
     operands = {
-        "q": normal(2, 4, 70, 64),
-        "k": normal(2, 4, 90, 64),
-        "v": normal(2, 4, 90, 32),
-        "bias": normal(4, 70, 90),
+        **normals(q=(2, 4, 70, 64), k=(2, 4, 90, 64), v=(2, 4, 90, 32), bias=(4, 70, 90)),
         "mask": torch.ones(2, 1, 70, 90, dtype=torch.bool, device="cuda"),
         "sinks": normal(4, dtype=FULL),
         "kv_lengths": i32(90, 90),
@@ -151,23 +149,13 @@ def options() -> GraphProblem:
 
 def packed() -> GraphProblem:
     operands = {
-        "q": normal(300, 8, 128),
-        "k": normal(400, 2, 128),
-        "v": normal(400, 2, 128),
+        **normals(q=(300, 8, 128), k=(400, 2, 128), v=(400, 2, 128)),
         "cu_seqlens_q": i32(0, 100, 200, 300),
         "cu_seqlens_k": i32(0, 100, 200, 400),
     }
     change = {
-        "cu_seqlens_q": lambda turn: (
-            i32(0, 256, 256, 300),
-            i32(0, 1, 44, 300),
-            i32(0, 100, 200, 300),
-        )[turn],
-        "cu_seqlens_k": lambda turn: (
-            i32(0, 256, 256, 400),
-            i32(0, 7, 144, 400),
-            i32(0, 100, 200, 400),
-        )[turn],
+        "cu_seqlens_q": in_order((0, 256, 256, 300), (0, 1, 44, 300), (0, 100, 200, 300)),
+        "cu_seqlens_k": in_order((0, 256, 256, 400), (0, 7, 144, 400), (0, 100, 200, 400)),
     }
     return _attention(operands, causal=True, max_seqlen_q=256, max_seqlen_k=256, change=change)
 
@@ -177,9 +165,7 @@ def paged(implementation: str | None, queries: int = 1, most: int = 1500) -> Gra
     batch, page, width = 5, 16, -(-most // 16)
     pages = batch * width + 3
     operands = {
-        "q": normal(batch, queries, 32, 128),
-        "k": normal(pages, page, 8, 128),
-        "v": normal(pages, page, 8, 128),
+        **normals(q=(batch, queries, 32, 128), k=(pages, page, 8, 128), v=(pages, page, 8, 128)),
         "block_table": torch.zeros(batch, width, dtype=torch.int32, device="cuda"),
         "kv_lengths": i32(*[1] * batch),
     }
@@ -189,11 +175,9 @@ def paged(implementation: str | None, queries: int = 1, most: int = 1500) -> Gra
 
     change = {
         "block_table": table,
-        "kv_lengths": lambda turn: (
-            i32(1, 0, 15, 16, 17),
-            i32(2, 1, 16, 17, 700),
-            i32(most, 0, most - 1, 33, 800),
-        )[turn],
+        "kv_lengths": in_order(
+            (1, 0, 15, 16, 17), (2, 1, 16, 17, 700), (most, 0, most - 1, 33, 800)
+        ),
     }
     return _attention(
         operands,
@@ -217,11 +201,9 @@ def paged_packed() -> GraphProblem:
     change = {
         **problem.change,
         "kv_lengths": lambda turn: i32(40 + 100 * turn, 40, 41, 700, 1500 - turn),
-        "cu_seqlens_q": lambda turn: (
-            i32(0, 8, 16, 24, 32, 40),
-            i32(0, 0, 40, 40, 40, 40),
-            i32(0, 1, 2, 20, 39, 40),
-        )[turn],
+        "cu_seqlens_q": in_order(
+            (0, 8, 16, 24, 32, 40), (0, 0, 40, 40, 40, 40), (0, 1, 2, 20, 39, 40)
+        ),
     }
     return _attention(
         operands, paged=True, causal=True, max_seqlen_q=40, max_seqlen_k=1500, change=change
@@ -256,7 +238,7 @@ def attention_lists() -> GraphProblem:
         )
 
     change = {f"{n}_ptrs": _shuffled(x) for n, x in held.items()}
-    return GraphProblem(operands, lambda: {"out": out}, descriptor, change=change)
+    return GraphProblem(operands, descriptor, memory={"out": out}, change=change)
 
 
 def _addresses(x: Any) -> Any:
@@ -272,8 +254,7 @@ def _shuffled(x: Any) -> Callable[[int], Any]:
 
 
 def product(dtype: Any, implementation: str | None = None, **options: Any) -> GraphProblem:
-    operands = {"A": normal(6, 130, 96, dtype=dtype), "B": normal(6, 96, 104, dtype=dtype)}
-    operands["bias"] = normal(104, dtype=dtype)
+    operands = normals(dtype, A=(6, 130, 96), B=(6, 96, 104), bias=(104,))
     fields: dict[str, Any] = {"M": 130, "N": 104, "K": 96, "batch": 6, "stride_bias_batch": 0}
 
     def function() -> Tensors:
@@ -288,7 +269,6 @@ def product(dtype: Any, implementation: str | None = None, **options: Any) -> Gr
 
     return GraphProblem(
         operands,
-        lambda: {"C": torch.empty(6, 130, 104, dtype=dtype, device="cuda")},
         lambda memory: ks.BatchedGemmStrided(**memory, **fields, **options),
         function,
         implementation=implementation,
@@ -296,7 +276,7 @@ def product(dtype: Any, implementation: str | None = None, **options: Any) -> Gr
 
 
 def product_of_lists() -> GraphProblem:
-    held = {"A": normal(6, 130, 96), "B": normal(6, 96, 104)}
+    held = normals(A=(6, 130, 96), B=(6, 96, 104))
     operands = {
         **held,
         **{f"{n}_ptrs": torch.zeros(6, dtype=torch.int64, device="cuda") for n in held},
@@ -313,17 +293,16 @@ def product_of_lists() -> GraphProblem:
     }
     return GraphProblem(
         operands,
-        lambda: {"C": out},
         lambda memory: ks.BatchedGemmPointers(
             A_ptrs=memory["A_ptrs"], B_ptrs=memory["B_ptrs"], C_ptrs=out_ptrs, **fields
         ),
+        memory={"C": out},
         change={f"{n}_ptrs": _shuffled(x) for n, x in held.items()},
     )
 
 
 def one_product(implementation: str | None = None) -> GraphProblem:
-    operands = {"A": normal(300, 256, dtype=BRAIN), "B": normal(256, 512, dtype=BRAIN)}
-    operands["residual"] = normal(300, 512, dtype=BRAIN)
+    operands = normals(BRAIN, A=(300, 256), B=(256, 512), residual=(300, 512))
 
     def function() -> Tensors:
         return {
@@ -337,7 +316,6 @@ def one_product(implementation: str | None = None) -> GraphProblem:
 
     return GraphProblem(
         operands,
-        lambda: {"C": torch.empty(300, 512, dtype=BRAIN, device="cuda")},
         lambda memory: ks.BatchedGemmStrided(**memory, M=300, N=512, K=256),
         function,
         implementation=implementation,
@@ -358,8 +336,7 @@ def qkv(paged: bool) -> GraphProblem:
     cos, sin = _angles()
     batch, rows, hidden, H, G, D = 3, 4, 256, 8, 2, 128
     operands = {
-        "input": normal(batch, rows, hidden, dtype=BRAIN),
-        "weight": normal((H + 2 * G) * D, hidden, dtype=BRAIN),
+        **normals(BRAIN, input=(batch, rows, hidden), weight=((H + 2 * G) * D, hidden)),
         "cos": cos,
         "sin": sin,
         "positions": torch.zeros(batch, rows, dtype=torch.int32, device="cuda"),
@@ -367,12 +344,7 @@ def qkv(paged: bool) -> GraphProblem:
     if paged:
         operands["block_table"] = torch.zeros(batch, 10, dtype=torch.int32, device="cuda")
 
-    def results() -> Tensors:
-        kv: Any = (40, 16, G, D) if paged else (batch, rows, G, D)
-        shapes = {"q": (batch, rows, H, D), "k": kv, "v": kv}
-        return {n: torch.empty(s, dtype=BRAIN, device="cuda") for n, s in shapes.items()}
-
-    pages = {f"{n}_pages": x for n, x in results().items() if n != "q"} if paged else {}
+    pages = normals(BRAIN, k_pages=(40, 16, G, D), v_pages=(40, 16, G, D)) if paged else {}
 
     def function() -> Tensors:
         given = {n: x for n, x in operands.items() if n not in ("input", "weight", "cos", "sin")}
@@ -402,44 +374,27 @@ def qkv(paged: bool) -> GraphProblem:
     }
     return GraphProblem(
         operands,
-        results,
         lambda memory: ks.QkvProjection.from_arrays(**memory, layout="bshd", rotary_style="halves"),
         function,
-        change,
+        change=change,
     )
 
 
 def output() -> GraphProblem:
-    operands = {
-        "attn_out": normal(3, 40, 8, 128, dtype=BRAIN),
-        "weight": normal(512, 1024, dtype=BRAIN),
-        "residual": normal(3, 40, 512, dtype=BRAIN),
-    }
+    operands = normals(BRAIN, attn_out=(3, 40, 8, 128), weight=(512, 1024), residual=(3, 40, 512))
 
     def function() -> Tensors:
-        x, w = operands["attn_out"], operands["weight"]
-        residual = operands["residual"]
-        return {"out": ks.fused_output_projection_residual(x, w, None, residual, layout="bshd")}
+        return {"out": ks.fused_output_projection_residual(**operands, layout="bshd")}
 
     return GraphProblem(
         operands,
-        lambda: {"out": torch.empty(3, 40, 512, dtype=BRAIN, device="cuda")},
         lambda memory: ks.OutputProjection.from_arrays(**memory, layout="bshd"),
         function,
     )
 
 
 def merge() -> GraphProblem:
-    operands = {
-        "outs": normal(4, 2, 8, 50, 64, dtype=FULL),
-        "lses": normal(4, 2, 8, 50, dtype=FULL),
-    }
-
-    def results() -> Tensors:
-        return {
-            n: torch.empty_like(x[0])
-            for n, x in (("out", operands["outs"]), ("lse", operands["lses"]))
-        }
+    operands = normals(FULL, outs=(4, 2, 8, 50, 64), lses=(4, 2, 8, 50))
 
     def descriptor(memory: Tensors) -> Any:
         return ks.MergeStates(parts=4, batch=2, num_heads=8, rows=50, value_dim=64, **memory)
@@ -447,7 +402,7 @@ def merge() -> GraphProblem:
     def function() -> Tensors:
         return dict(zip(("out", "lse"), ks.merge_states(**operands), strict=True))
 
-    return GraphProblem(operands, results, descriptor, function)
+    return GraphProblem(operands, descriptor, function)
 
 
 # ---- gradients
@@ -455,10 +410,7 @@ def merge() -> GraphProblem:
 
 def attention_gradients(deterministic: bool, dtype: Any, dim: int) -> GraphProblem:
     """Of what the forward made of the same contents."""
-    q, k, v = (
-        normal(2, 8, 160, dim, dtype=dtype),
-        *(normal(2, 2, 160, dim, dtype=dtype) for _ in "kv"),
-    )
+    q, k, v = (normal(2, n, 160, dim, dtype=dtype) for n in (8, 2, 2))
     out, lse = ks.attention(q, k, v, causal=True, return_lse=True)
     operands = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": torch.randn_like(q)}
 
@@ -483,23 +435,21 @@ def attention_gradients(deterministic: bool, dtype: Any, dim: int) -> GraphProbl
 
     return GraphProblem(
         operands,
-        lambda: {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)},
         descriptor,
         function,
         # in the operands' order: q, k and v are new when these are made
-        {"out": lambda turn: forward(turn)[0], "lse": lambda turn: forward(turn)[1]},
+        change={"out": lambda turn: forward(turn)[0], "lse": lambda turn: forward(turn)[1]},
     )
 
 
 def qkv_gradients() -> GraphProblem:
     batch, rows, hidden, H, G, D = 2, 70, 256, 8, 2, 64
-    operands = {
-        "dq": normal(batch, H, rows, D, dtype=BRAIN),
-        "dk": normal(batch, G, rows, D, dtype=BRAIN),
-        "dv": normal(batch, G, rows, D, dtype=BRAIN),
-        "input": normal(batch, rows, hidden, dtype=BRAIN),
-        "weight": normal((H + 2 * G) * D, hidden, dtype=BRAIN),
-    }
+    operands = normals(
+        BRAIN,
+        **{f"d{n}": (batch, heads, rows, D) for n, heads in (("q", H), ("k", G), ("v", G))},
+        input=(batch, rows, hidden),
+        weight=((H + 2 * G) * D, hidden),
+    )
 
     def function() -> Tensors:
         made = ks.fused_qkv_projection_bwd(
@@ -514,22 +464,13 @@ def qkv_gradients() -> GraphProblem:
 
     return GraphProblem(
         operands,
-        lambda: {
-            "d_input": torch.empty_like(operands["input"]),
-            "d_weight": torch.empty_like(operands["weight"]),
-            "d_bias": torch.empty(len(operands["weight"]), dtype=FULL, device="cuda"),
-        },
         lambda memory: ks.QkvProjectionBwd.from_arrays(**memory),
         function,
     )
 
 
 def output_gradients() -> GraphProblem:
-    operands = {
-        "d_output": normal(2, 70, 256, dtype=BRAIN),
-        "attn_out": normal(2, 8, 70, 64, dtype=BRAIN),
-        "weight": normal(256, 512, dtype=BRAIN),
-    }
+    operands = normals(BRAIN, d_output=(2, 70, 256), attn_out=(2, 8, 70, 64), weight=(256, 512))
 
     def function() -> Tensors:
         made = ks.fused_output_projection_residual_bwd(
@@ -539,11 +480,6 @@ def output_gradients() -> GraphProblem:
 
     return GraphProblem(
         operands,
-        lambda: {
-            "d_attn_out": torch.empty_like(operands["attn_out"]),
-            "d_weight": torch.empty_like(operands["weight"]),
-            "d_bias": torch.empty(256, dtype=FULL, device="cuda"),
-        },
         lambda memory: ks.OutputProjectionBwd.from_arrays(**memory),
         function,
     )
