@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 from kernelseam.contract import EMULATED, Device
+from kernelseam.dispatch import consider
 from kernelseam.dtypes import E4M3, DType
+from kernelseam.parity.matrix import matrix
+from kernelseam.parity.running.run import targets
+from kernelseam.samples.attention_case import AttentionCase
+from kernelseam.samples.common import PREFIX_GROUPS, UNFUSED
+from kernelseam.samples.operations.operands import problem_of
 
 pytest.importorskip("kernelseam_rocm_emulator", reason="kernelseam-rocm-emulator is not installed")
 import emulated_parity as page  # noqa: E402
@@ -30,6 +36,25 @@ def emulated(arch: str) -> Device:
     return next(
         d for d in plugin.backend().runtime.devices() if d.arch == arch and d.evidence == EMULATED
     )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_archs_do_not_have_is_no_error(arch: str) -> None:
+    """Cases of TF32 and of 8 bits: parity says of a card that it refuses them, not that it
+    fails."""
+    device = archs.row(arch).product
+    assert device is not None
+    own = [t.implementation for t in targets(device=device)
+           if t.builtin and t.operation == "attention"]  # fmt: skip
+    assert {"shared", UNFUSED, PREFIX_GROUPS} <= set(own)
+    for case in matrix(operation="attention"):
+        assert isinstance(case, AttentionCase)
+        if case.precision is None and (case.dtype_kv is None or case.prefix_groups is None):
+            continue
+        problem = problem_of(case, plugin.backend().runtime, device)
+        for name in own:
+            (c,) = consider(problem, device, name=name)
+            assert c.refusal is None or name in case.may_refuse, (case.name, name, c.refusal)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

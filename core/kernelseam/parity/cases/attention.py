@@ -67,8 +67,10 @@ def attention_cases() -> list[AttentionCase]:
             c,
             may_refuse=c.may_refuse
             | {DECODE}
-            | ({UNFUSED} if _beyond_unfused(c) else set())
-            | ({PREFIX_GROUPS} if c.prefix_groups is None else {"shared"}),
+            # an arch may have no TF32, or convert other numbers of 8 bits
+            | ({UNFUSED} if _beyond_unfused(c) or c.precision else set())
+            | ({PREFIX_GROUPS} if c.prefix_groups is None or c.dtype_kv else set())
+            | ({"shared"} if c.prefix_groups is not None else set()),
         )
         for c in plain
     ]
