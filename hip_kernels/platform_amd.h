@@ -38,8 +38,16 @@ KS_DEVICE void next_kernel_launch() {}
 // x, of which the compiler must take that it could be another value every time. What follows from something fixed it
 // would compute once, ahead of a loop, and keep in more registers than there are.
 template<class X> KS_DEVICE X opaque(X x) {
-  asm volatile("" : "+v"(x));
-  return x;
+  if constexpr (sizeof(X) == 16) {
+    struct Words { int v[4]; };
+    Words words = __builtin_bit_cast(Words, x);
+#pragma unroll
+    for (int i = 0; i < 4; i++) words.v[i] = opaque(words.v[i]);
+    return __builtin_bit_cast(X, words);
+  } else {
+    asm volatile("" : "+v"(x));
+    return x;
+  }
 }
 KS_DEVICE int opaque_uniform(int x) {
   x = __builtin_amdgcn_readfirstlane(x);  // where the compiler does not see that it is uniform

@@ -245,10 +245,10 @@ KS_DEVICE void warp_copy_out(Tile t, View v, int row0, int row_end, int col0, in
       const int c = (first + chunk) * V, left = col_end - col0 - c;
       if ((PER_ROW > WARP && first + chunk >= PER_ROW) || left <= 0) continue;
       T* to = walk.at + col0 + c;
-      const Chunk<T> x = t.chunk(r, c);
       if (VECTOR == 16 && left >= V) {
-        *(Chunk<T>*)to = x;
+        *(Chunk<T>*)to = t.chunk(r, c);
       } else {
+        const Chunk<T> x = opaque(t.chunk(r, c));  // read whole: a compiler for gfx11 that read elements apart mixed them up
 #pragma unroll
         for (int e = 0; e < V; e++)
           if (e < left) to[e] = x.v[e];
