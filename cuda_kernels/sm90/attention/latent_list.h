@@ -99,7 +99,7 @@ KS_DEVICE Cut cut_of(const List& list) {
   total = warp_sum(total) * list.kv_heads, items = warp_sum(items) * list.kv_heads;
 #pragma unroll
   for (int m = 1; m < WARP; m *= 2) longest = max_of(longest, shuffle_xor(longest, m));
-  return Cut(total, min_of(list.groups, max_of(total / (ITEM_COST + 2), 1)), items, (unsigned)longest * (unsigned)items == (unsigned)total);
+  return Cut(total, min_of(list.groups, max_of(total / (ITEM_COST + 2), 1)), items, longest);
 }
 
 // The parts of an item that groups left, by a member's block: that of the first group of them is its state 1, those of the others their

@@ -9,9 +9,9 @@ constexpr int ITEM_COST = Config::ITEM_COST;
 // sixteenth or an item's cost: a block with parts of two items begins and ends twice. Else all is one span.
 struct Cut {
   int total, blocks, span, parts, each = 1, more = 0, lead = 0;
-  KS_DEVICE Cut(int total, int most_blocks, int items, bool alike) : total(total), blocks(most_blocks), span(total), parts(most_blocks) {
+  KS_DEVICE Cut(int total, int most_blocks, int items, int longest) : total(total), blocks(most_blocks), span(total), parts(most_blocks) {
     if (!total) return;
-    if (alike) {
+    if ((i64)longest * items == total) {
       const int even = total / blocks, together = divide_up(items, blocks), cuts = max_of(blocks / items, 1);
       const int places = total / items, longest = cuts > 1 ? divide_up(places - ITEM_COST, cuts) : together * places;
       if (longest <= even + max_of(even / 16, ITEM_COST)) {

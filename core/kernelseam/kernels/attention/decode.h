@@ -60,7 +60,7 @@ attention_decode_body(Matrices<const Query> q, Matrices<const KV> k, Matrices<co
   const int all_items = warp_sum(items);
   // No block has less than an item with a tile for each of its warps.
   const int most_blocks = min_of(parts.blocks, total / (ITEM_COST + WARPS));
-  const Cut cut(total, most_blocks, all_items, (unsigned)warp_max(longest) * (unsigned)all_items == (unsigned)total);
+  const Cut cut(total, most_blocks, all_items, warp_max(longest));
   const int block = (int)block_index();
   if (block >= cut.blocks) return;
   const int begin = cut.begin(block), share = cut.begin(block + 1) - begin;
