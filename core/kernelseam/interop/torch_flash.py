@@ -118,47 +118,6 @@ def _dense_forward(
     return out, lse, None, None, query.shape[2], key.shape[2], *_auxiliary(query)
 
 
-def _dense_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    *,
-    scale: float | None = None,
-) -> Any:
-    _refuse(dropout_p)
-    operands = {"q": query, "k": key, "v": value}
-    return _gradients(grad_out, operands, out, logsumexp, causal=is_causal, scale=scale)
-
-
-def _gradients(
-    grad_out: Tensor, operands: dict[str, Tensor], out: Tensor, lse: Tensor, **options: Any
-) -> Any:
-    with torch.no_grad():
-        result = torch_attention.gradients(
-            grad_out,
-            None,
-            operands,
-            out,
-            lse,
-            bias_gradient=False,
-            sink_gradient=False,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-            **options,
-        )
-    return result.dq, result.dk, result.dv
-
-
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -238,6 +197,7 @@ def _backward(
     scale: float | None = None,
     window_size_left: int | None = None,
     window_size_right: int | None = None,
+    layout: str = "bshd",
 ) -> Any:
     _refuse(dropout_p)
     operands = {"q": query, "k": key, "v": value}
@@ -247,8 +207,24 @@ def _backward(
         "window": _window(window_size_left, window_size_right),
     }
     if cum_seq_q is None:
-        options["layout"] = "bshd"
+        options["layout"] = layout
     else:
         operands |= {"cu_seqlens_q": cum_seq_q, "cu_seqlens_k": cum_seq_k}
         options |= {"max_seqlen_q": max_q, "max_seqlen_k": max_k}
-    return _gradients(grad_out, operands, out, logsumexp, **options)
+    with torch.no_grad():
+        result = torch_attention.gradients(
+            grad_out,
+            None,
+            operands,
+            out,
+            logsumexp,
+            bias_gradient=False,
+            sink_gradient=False,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            **options,
+        )
+    return result.dq, result.dk, result.dv
+
+
+def _dense_backward(*given: Any, **options: Any) -> Any:
+    return _backward(*given, layout="bhsd", **options)
