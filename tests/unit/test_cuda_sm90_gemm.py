@@ -36,6 +36,7 @@ from kernelseam_cuda.sm90.tiles import (
     SPLIT,
     HopperGemmTile,
 )
+from refusals import refusals
 
 HALF, ROW = HopperGemm(), archs.row("sm_90a")
 LIMITS = DeviceLimits(
@@ -91,63 +92,7 @@ def problem(
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [
-        (
-            {"dtype": DType.float64, "dtype_c": DType.float64},
-            "it takes bfloat16, float16, float32 and e4m3, not float64",
-        ),
-        ({"dtype": F32, "dtype_c": F32}, "it multiplies float32 in tf32, not in float32"),
-        (
-            {"dtype": F32, "dtype_c": F32, "precision": "tf32x3"},
-            "it multiplies float32 in tf32, not in tf32x3",
-        ),
-        (
-            {"dtype": F32, "dtype_c": F32, "precision": "tf32"},
-            "it takes TF32 out of shared memory, where A and B must lie along K",
-        ),
-        ({"dtype_c": F16}, "its result is of bfloat16, float32 or float8_e4m3fn, not float16"),
-        (
-            {"dtype": FN, "a_transposed": True, "b_transposed": True},
-            "it takes e4m3 out of shared memory, where A and B must lie along K",
-        ),
-        (
-            {"dtype": DType.float8_e4m3fnuz, "b_transposed": True},
-            "sm_90a multiplies float8_e4m3fn, not float8_e4m3fnuz",
-        ),
-        (
-            {"dtype": FN, "b_transposed": True, "vector_b": 1},
-            "rows of B at multiples of 1 bytes: TMA takes multiples of 16",
-        ),
-        (
-            {"dtype": FN, "b_transposed": True, "row_sums": BF16},
-            "row_sums of float8_e4m3fn is not supported by this kernel",
-        ),
-        (
-            {
-                "dtype": F32,
-                "dtype_c": DType.float64,
-                "precision": "tf32",
-                "b_transposed": True,
-            },
-            "its result is of float32, not float64",
-        ),
-        ({"summed": True, "view": "pointers"}, "it does not sum products of lists"),
-        (
-            {"epilogue": WITH_SMALL_BLOCKS},
-            "no tile's strips of 64 rows are of blocks that sums and maxima are of",
-        ),
-        ({"residual": F32}, "its residual is of the result's bfloat16, not of float32"),
-        (
-            {"dtype_c": F32, "residual": BF16},
-            "its residual is of the result's float32, not of bfloat16",
-        ),
-        ({"vector_a": 8}, "rows of A at multiples of 8 bytes: TMA takes multiples of 16"),
-        ({"vector_c": 2}, "rows of C at multiples of 2 bytes: TMA takes multiples of 16"),
-        (
-            {"residual": BF16, "vector_r": 4},
-            "rows of residual at multiples of 4 bytes: TMA takes multiples of 16",
-        ),
-    ],
+    refusals("sm90_gemm", "sm90", globals()),
 )
 def test_what_the_kernel_does_not_take_is_refused_by_name(
     changes: dict[str, object], reason: str

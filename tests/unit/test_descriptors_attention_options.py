@@ -20,11 +20,10 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.reference.attention_scores import SCORE_OPTIONS
 from kernelseam_thirdvendor import AcmeArray
+from refusals import refusals
 
 Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
-COUNT = "must be from 0 to 2**31 - 1. Give a count in that range."
-SIDE = "must be from 0 to 2**31 - 1. Give keys beside a query's; None, flash-attn's -1: no bound."
 STRIDE = "Strides count elements, from 0 (broadcast) upward."
 BASE: dict[str, Any] = {
     "batch": 2,
@@ -182,50 +181,7 @@ def test_visible_pairs_are_counted(left: int | None, right: int | None) -> None:
 # ---------------------------------------------------------------- what a descriptor refuses
 
 MESSAGES: list[tuple[dict[str, Any], str]] = [
-    # fields of an operand that is not there
-    (
-        {"dtype_bias": "float32"},
-        "dtype_bias = float32: describes bias. Give bias too (0: it will be bound).",
-    ),
-    (
-        {"stride_bias_row": 0},
-        "stride_bias_row = 0: describes bias. Give bias too (0: it will be bound).",
-    ),
-    # element types
-    (
-        {"dtype_out": "bfloat16"},
-        "dtype_out = bfloat16: must be float16 or float32. Leave it out for q's dtype.",
-    ),
-    (
-        {"dtype": "float32", "dtype_out": "float16"},
-        "dtype_out = float16: must be float32. Leave it out for q's dtype.",
-    ),
-    (
-        {"out": np.zeros((2, 4, 5, 8))},
-        "out = an array of float64: must be float16 or float32. Convert the array.",
-    ),
-    (
-        {"out": np.zeros((2, 4, 5, 8), np.float16), "dtype_out": "float32"},
-        (
-            "out = an array of float16: must be float32 as dtype_out is. Convert the array, or "
-            "correct the dtype."
-        ),
-    ),
-    (
-        {"bias": np.zeros((2, 4, 5, 7))},
-        "bias = an array of float64: must be float16 or float32. Convert the array.",
-    ),
-    (
-        {"bias": 0, "dtype_bias": "bfloat16"},
-        "dtype_bias = bfloat16: must be float16 or float32. Leave it out for q's dtype.",
-    ),
-    (
-        {"bias": np.zeros((2, 4, 5, 7), np.int32)},
-        (
-            "bias.dtype = int32: must be one of float16, bfloat16, float32, float64. Convert the "
-            "array or name one of these."
-        ),
-    ),
+    *refusals("attention_options", "options", globals()),
     *(
         (
             {name: np.zeros(shape, given)},
@@ -242,40 +198,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
             ("kv_lengths", (2,), np.bool_, "int32"),
         )
     ),
-    (
-        {"kv_lengths": np.zeros(2, np.int64)},
-        "kv_lengths.dtype = int64: must be int32. Convert the array.",
-    ),
-    # flags and numbers
-    ({"batch_invariant": 1}, "batch_invariant = 1: must be True or False. Pass a bool."),
-    ({"causal": "yes"}, "causal = yes: must be True or False. Pass a bool."),
-    ({"window": 3}, "window = 3: must be (left, right). For example (127, 0)."),
-    ({"window": (-1, 0)}, f"window[0] = -1: {SIDE}"),
-    ({"window": (0, 1.0)}, "window[1] = 1.0: must be an integer. Pass an int."),
-    ({"softcap": 0}, "softcap = 0.0: must be greater than 0. Leave it out for no cap."),
-    (
-        {"softcap": float("nan")},
-        "softcap = nan: must be finite. Give a finite number, or None for the default.",
-    ),
-    ({"softcap": True}, "softcap = True: must be a real number. Pass a float."),
-    # views
-    (
-        {**PAGED, "cu_seqlens_k": 0, "total_k": 9},
-        "cu_seqlens_k = given: pages have their own lengths. Give kv_lengths in its place.",
-    ),
-    (
-        {**PAGED, "kv_lengths": None},
-        "kv_lengths = None: must tell how many keys each row of block_table has. Give it.",
-    ),
-    (
-        {**PACKED, "kv_lengths": 0},
-        "kv_lengths = given: cu_seqlens_k tells the lengths already. Give one of the two.",
-    ),
-    ({"total_q": 3}, "total_q = 3: counts the rows of packed q. Give cu_seqlens_q too."),
-    ({"total_k": 3}, "total_k = 3: counts the rows of packed k. Give cu_seqlens_k too."),
-    ({"cu_seqlens_q": 0}, "total_q = None: must say how many rows packed q has. Give it."),
-    ({"cu_seqlens_k": 0}, "total_k = None: must say how many rows packed k has. Give it."),
-    ({**PACKED, "total_q": -1}, f"total_q = -1: {COUNT}"),
     *(
         (
             {**PACKED, f"stride_{n}_batch": 8, "return_lse": True},
@@ -283,25 +205,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         )
         for n in ("q", "k", "v", "out", "lse")
     ),
-    ({"pages": 3}, "pages = 3: describes paged keys. Give block_table too."),
-    ({"page_size": 3}, "page_size = 3: describes paged keys. Give block_table too."),
-    ({"table_width": 3}, "table_width = 3: describes paged keys. Give block_table too."),
-    ({**PAGED, "pages": None}, "pages = None: must be given for paged keys. Give it."),
-    ({**PAGED, "page_size": None}, "page_size = None: must be given for paged keys. Give it."),
-    ({**PAGED, "pages": -1}, f"pages = -1: {COUNT}"),
-    (
-        {**PAGED, "page_size": 0},
-        "page_size = 0: must be from 1 to 2**31 - 1. Give a count in that range.",
-    ),
-    ({**PAGED, "table_width": 1.5}, "table_width = 1.5: must be an integer. Pass an int."),
-    (
-        {**PAGED, "table_width": 1},
-        (
-            "table_width = 1: must have room for S_k = 7 keys in pages of 4: 2. Make the table "
-            "wider, or S_k smaller."
-        ),
-    ),
-    # strides
     *(
         (
             {**more, f"stride_{field}": -1},
@@ -319,7 +222,6 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
             ({"dtype_out": "float32"}, "out_row", 61),
         )
     ),
-    # arrays that are walked otherwise than they lie
     *(
         (
             {**more, name: array},
@@ -374,38 +276,7 @@ def bound(**more: Any) -> None:
 
 
 TABLE = "Entries that kv_lengths reaches name pages."
-OFFSETS: list[tuple[dict[str, Any], str]] = [
-    (
-        {"cu_seqlens_q": i32(-1, 2, 4)},
-        "cu_seqlens_q[0] = -1: must not be negative. Offsets start at 0.",
-    ),
-    (
-        {"cu_seqlens_q": i32(0, 3, 2)},
-        "cu_seqlens_q[2] = 2: must not be below its predecessor, 3. Offsets never decrease.",
-    ),
-    (
-        {"cu_seqlens_q": i32(0, 1, 7)},
-        (
-            "cu_seqlens_q[2] = 7: gives entry 1 of the batch 6 rows, more than S_q = 5. Raise S_q "
-            "(max_seqlen_q) to the longest sequence."
-        ),
-    ),
-    (
-        {"cu_seqlens_q": i32(1, 5, 10)},
-        "cu_seqlens_q[2] = 10: must not exceed total_q = 9. Correct the last offset.",
-    ),
-    (
-        {"cu_seqlens_k": i32(0, 8, 9)},
-        (
-            "cu_seqlens_k[1] = 8: gives entry 0 of the batch 8 rows, more than S_k = 7. Raise S_k "
-            "(max_seqlen_k) to the longest sequence."
-        ),
-    ),
-    (
-        {"cu_seqlens_k": i32(2, 7, 12)},
-        "cu_seqlens_k[2] = 12: must not exceed total_k = 11. Correct the last offset.",
-    ),
-]
+OFFSETS: list[tuple[dict[str, Any], str]] = refusals("attention_options", "contents", globals())
 LENGTHS: list[tuple[dict[str, Any], str]] = [
     (
         {"kv_lengths": i32(7, 8)},

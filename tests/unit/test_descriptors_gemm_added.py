@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kernelseam import BatchedGemmStrided, DType, plan
+from refusals import refusals
 
 Refused = Callable[[str, Callable[[], object]], None]
 BASE: dict[str, Any] = {"M": 4, "N": 8, "K": 8, "batch": 6, "num_heads": 4, "dtype": "float32"}
@@ -137,46 +138,7 @@ def test_over_addresses_it_is_the_same_problem() -> None:
 
 # ---------------------------------------------------------------- what is refused
 
-MESSAGES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"stride_bias_head": 0},
-        "stride_bias_head = 0: describes bias. Give bias too (0: it will be bound).",
-    ),
-    (
-        {"dtype_bias": "float16"},
-        "dtype_bias = float16: describes bias. Give bias too (0: it will be bound).",
-    ),
-    (
-        {"bias": 0, "dtype_bias": "float64"},
-        "dtype_bias = float64: must be no wider than float32, in which it is added. Convert it.",
-    ),
-    (
-        {"residual": np.zeros((6, 4, 4, 8))},
-        (
-            "residual = an array of float64: must be no wider than float32, in which it is added. "
-            "Convert it."
-        ),
-    ),
-    (
-        {"c_batch_group": 0},
-        "c_batch_group = 0: must be from 1 to 2**31 - 1. Give a count in that range.",
-    ),
-    ({"c_head_group": 2.0}, "c_head_group = 2.0: must be an integer. Pass an int."),
-    (
-        {"c_batch_group": 4},
-        (
-            "batch = 6: must be a multiple of c_batch_group = 4. Make batch a multiple of "
-            "c_batch_group."
-        ),
-    ),
-    (
-        {"c_head_group": 3},
-        (
-            "num_heads = 4: must be a multiple of c_head_group = 3. Make num_heads a multiple of "
-            "c_head_group."
-        ),
-    ),
-]
+MESSAGES: list[tuple[dict[str, Any], str]] = refusals("gemm_added", "added", globals())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from kernelseam.descriptors import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.descriptors.gemm.problem import HeadsSpec
 from kernelseam.dtypes import DType
 from projection_fields import OUT, QKV
+from refusals import refusals
 
 Refused = Callable[[str, Callable[[], object]], None]
 F16, F32, F64 = DType.float16, DType.float32, DType.float64
@@ -240,80 +241,7 @@ def test_from_arrays() -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [
-        (
-            {"dtype": None},
-            (
-                "dtype = None: must be named where input and weight are no arrays. For example "
-                "dtype='float16'."
-            ),
-        ),
-        (
-            {"batch": 1 << 20, "S": 1 << 20},
-            "batch·S = 1099511627776: must be from 0 to 2**31 - 1. Give a count in that range.",
-        ),
-        ({"cos": 0}, "sin = None: belongs to cos. Give both, or leave cos out."),
-        ({"sin": 0}, "cos = None: belongs to sin. Give both, or leave sin out."),
-        (
-            {"rotary_style": "pairs"},
-            "rotary_style = pairs: describes cos. Give cos too (0: it will be bound).",
-        ),
-        (
-            {**ROTARY, "rotary_style": "thirds"},
-            "rotary_style = thirds: must be one of halves, pairs. Name what is paired.",
-        ),
-        (
-            {**ROTARY, "rotary_dim": None},
-            "rotary_dim = None: must be given where elements are rotated. Give the extents of cos.",
-        ),
-        (
-            {**ROTARY, "rotary_dim": 5},
-            (
-                "rotary_dim = 5: must be even and at most head_dim = 8. cos has rotary_dim / 2 "
-                "columns."
-            ),
-        ),
-        (
-            {**ROTARY, "first_position": 5},
-            (
-                "first_position = 5: the last of S = 5 tokens is at 9, beyond max_position = 9. "
-                "Give longer tables, or correct it."
-            ),
-        ),
-        (
-            {**PAGES, "first_position": 8},
-            (
-                "first_position = 8: the last of S = 5 tokens is at 12, beyond "
-                "table_width·page_size = 12. Give longer tables, or correct it."
-            ),
-        ),
-        (
-            {**ROTARY, "positions": 0, "first_position": 1},
-            "first_position = 1: positions say it already. Give one of the two.",
-        ),
-        (
-            {"positions": 0},
-            (
-                "positions = given: nothing asks for it. Give cos and sin, or block_table, or "
-                "leave it out."
-            ),
-        ),
-        (
-            {"first_position": 1},
-            (
-                "first_position = 1: nothing asks for it. Give cos and sin, or block_table, or "
-                "leave it out."
-            ),
-        ),
-        ({**PAGES, "pages": None}, "pages = None: must be given where k and v are pages. Give it."),
-        (
-            {"dtype_out": "float64"},
-            (
-                "dtype_out = float64: must be no wider than float32, in which products of float16 "
-                "are summed. Convert it, or widen what is multiplied."
-            ),
-        ),
-    ],
+    refusals("projection", "qkv", globals()),
 )
 def test_qkv_refusals(more: dict[str, Any], message: str, refused: Refused) -> None:
     refused(message, lambda: qkv(**more))

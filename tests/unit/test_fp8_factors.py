@@ -15,6 +15,7 @@ from kernelseam.dtypes import E4M3, DType
 from kernelseam.oracle import check
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
+from refusals import refusals
 
 Refused = Callable[[str, Callable[[], object]], None]
 BASE: dict[str, Any] = {"M": 4, "N": 6, "K": 8, "batch": 2, "num_heads": 4, "dtype": E4M3[0]}
@@ -57,54 +58,7 @@ def test_scales_pack_as_their_matrices_do() -> None:
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [
-        (
-            {"a_scales": 0},
-            "b_scales = None: must be given where a_scales is. Give it: ones change nothing.",
-        ),
-        (
-            {**SCALES, "dtype": "float16"},
-            (
-                "a_scales = given: scales are for A and B of 8 bits, and these are float16. Leave "
-                "it out: alpha scales a product."
-            ),
-        ),
-        (
-            {**SCALES, "c_batch_group": 2},
-            (
-                "a_scales = given: scales are of one product, and products are summed into one C. "
-                "Leave it out, or sum after products of their own."
-            ),
-        ),
-        (
-            {"stride_b_scales_column": 0},
-            (
-                "stride_b_scales_column = 0: describes b_scales. Give b_scales too (0: it will be "
-                "bound)."
-            ),
-        ),
-        (
-            {"dtype_c": "float8_e5m2"},
-            (
-                "dtype_c = float8_e5m2: must be one of float16, bfloat16, float32, float64, "
-                "float8_e4m3fn, float8_e4m3fnuz. Convert the array or name one of these."
-            ),
-        ),
-        (
-            {"dtype_acc": "float16"},
-            (
-                "dtype_acc = float16: products of float8_e4m3fn are summed in float32. Leave "
-                "dtype_acc out."
-            ),
-        ),
-        (
-            {"precision": "tf32"},
-            (
-                "precision = tf32: is a way to multiply float32, and A and B are float8_e4m3fn. "
-                "Leave precision out."
-            ),
-        ),
-    ],
+    refusals("fp8_factors", "factors", globals()),
 )
 def test_refused(refused: Refused, more: dict[str, Any], message: str) -> None:
     refused(message, lambda: gemm(**more))

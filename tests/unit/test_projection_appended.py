@@ -12,6 +12,7 @@ import pytest
 from kernelseam import QkvProjection
 from kernelseam.descriptors.gemm.problem import HeadsSpec
 from kernelseam.errors import InvalidValue
+from refusals import refusals
 
 Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(3)
@@ -225,45 +226,7 @@ def test_the_descriptor_over_addresses() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [
-        (
-            {"k_scales": 0, "v_scales": 0, "scales": "heads"},
-            (
-                "k_scales = given: k and v are not written to pages. Give block_table or "
-                "slot_mapping, or leave it out."
-            ),
-        ),
-        (
-            {**APPEND, "sequences": 3},
-            "sequences = 3: describes cu_seqlens. Give cu_seqlens too (0: it will be bound).",
-        ),
-        (
-            {**APPEND, "cu_seqlens": 0, "sequences": 3},
-            "batch = 2: must be 1 of packed rows. Give their number as S.",
-        ),
-        (
-            {**APPEND, "kv_lengths": 0, "stride_k_head": 3, "stride_k_row": 8},
-            (
-                "stride_k_head = 3: the 2 entries of this axis of k share elements (extents [7, 2, "
-                "4, 8], strides [32, 3, 8, 1]). An output needs memory of its own for every "
-                "element: make the head stride of k larger."
-            ),
-        ),
-        (
-            {**APPEND, "dtype_pages": "int8"},
-            (
-                "dtype_pages = int8: must be one of float16, bfloat16, float32, float64, "
-                "float8_e4m3fn, float8_e4m3fnuz. Convert the array or name one of these."
-            ),
-        ),
-        (
-            {"dtype_pages": "float8_e4m3fn"},
-            (
-                "dtype_pages = float8_e4m3fn: describes block_table. Give block_table too (0: it "
-                "will be bound)."
-            ),
-        ),
-    ],
+    refusals("projection_appended", "appended", globals()),
 )
 def test_fields_that_do_not_fit(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValue) as caught:
