@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import Command, parsed
+from refusals import entries
 
 MINILM = Path(__file__).parents[2] / "examples" / "data" / "minilm_attention.npz"
 SMALL = (
@@ -261,85 +262,11 @@ def test_a_wrong_gradient_ends_with_1(command: Command, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        (("--page-size", 8), "--page-size = 8: it is that of pages. Give --paged too."),
-        (("--shared-pages", 8), "--shared-pages = 8: they are pages. Give --paged too."),
-        (("--block-mask", 4), "--block-mask = 4: it is how --mask-mod is given. Give it too."),
-        (
-            ("--shared-pages", 3000, "--paged"),
-            "--shared-pages = 3000: the shortest entry fills 32. Give fewer, or more keys.",
-        ),
-        (
-            ("--latent", "--backward"),
-            "--latent = given: it has no gradients. Leave one of the two out.",
-        ),
-        (
-            ("--varlen", "--kv-lengths"),
-            (
-                "--kv-lengths = given: the sequences of --varlen have lengths of their own. Give "
-                "one of the two."
-            ),
-        ),
-        (
-            ("--varlen", "--layout", "bshd"),
-            "--layout = bshd: the rows of --varlen lie in one order. Leave it out.",
-        ),
-        (
-            ("--backward", "--paged"),
-            "--backward = given: pages have no gradients. Leave --paged out.",
-        ),
-        (
-            ("--backward", "--return-lse"),
-            "--return-lse = given: gradients take it in any case. Leave it out.",
-        ),
-        (("--any-order",), "--any-order = given: it is about gradients. Give --backward too."),
-        (("--prefix", 0), "--prefix = 0: every key is seen anyway. Give --causal or --window too."),
-        (
-            ("--window", "3"),
-            "--window = 3: must be LEFT,RIGHT. For example 127,0; a side left out has no bound.",
-        ),
-        (("--softcap", "-1"), "--softcap = -1.0: must be greater than 0. Leave it out for no cap."),
-        (
-            ("--bias", "bfloat16"),
-            "dtype_bias = bfloat16: must be float16 or float32. Leave it out for q's dtype.",
-        ),
-        (
-            ("--heads", 3, "--kv-heads", 2),
-            (
-                "--heads = 3: must be a multiple of --kv-heads = 2. Make --heads a multiple of "
-                "--kv-heads."
-            ),
-        ),
-        (
-            ("--input", MINILM, "--varlen"),
-            "--varlen = given: the file's arrays are dense. Leave it out, or --input.",
-        ),
-        (
-            ("--input", MINILM, "--heads", 3),
-            "--heads = 3: the extents are the file's. Leave it out.",
-        ),
-        (
-            ("--q-dtype", "e4m3", "--backward"),
-            (
-                "--q-dtype = e4m3: queries, keys and values of 8 bits share their dtype and have "
-                "no gradients. Leave --backward and --kv-dtype out."
-            ),
-        ),
-        (
-            ("--q-dtype", "f16"),
-            ("--q-dtype = f16: must be one of float8_e4m3fn, float8_e4m3fnuz. Name one of these."),
-        ),
-        (
-            ("--backward", "--verify", "--seq-len", 65536),
-            (
-                "--verify = 2.2e+13 operations: gradients are verified up to 1e+11. Make the "
-                "problem smaller."
-            ),
-        ),
-    ],
+    entries("cli_attention", "nonsense"),
 )
-def test_what_makes_no_sense(command: Command, options: tuple[object, ...], message: str) -> None:
-    assert command("attention", *options) == (2, "", f"error: {message}\n")
+def test_what_makes_no_sense(command: Command, options: str, message: str) -> None:
+    given = options.format(MINILM=MINILM).split()
+    assert command("attention", *given) == (2, "", f"error: {message}\n")
 
 
 def test_explain(command: Command) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from kernelseam.errors import InvalidValue
 from public_calls import D, G, H, attention_lists, f32, heads, i32, paged, qkv_fields
+from refusals import cases
 
 Refused = Callable[[str, Callable[[], object]], None]
 
@@ -153,75 +154,7 @@ def gradients() -> tuple[dict[str, Any], ks.Call]:
 
 CHANGES: list[
     tuple[Callable[[], tuple[dict[str, Any], ks.Call]], str, tuple[int, ...], int, str]
-] = [
-    (
-        packed,
-        "cu_seqlens_q",
-        (1,),
-        -1,
-        "must not be below its predecessor, 0. Offsets never decrease.",
-    ),
-    (packed, "cu_seqlens_q", (0,), -1, "must not be negative. Offsets start at 0."),
-    (
-        packed,
-        "cu_seqlens_k",
-        (2,),
-        4,
-        "must not be below its predecessor, 5. Offsets never decrease.",
-    ),
-    (packed, "cu_seqlens_k", (2,), 10, "must not exceed total_k = 9. Correct the last offset."),
-    (dense, "kv_lengths", (1,), -1, "must be from 0 to S_k = 6. Raise S_k, or correct it."),
-    (dense, "kv_lengths", (0,), 7, "must be from 0 to S_k = 6. Raise S_k, or correct it."),
-    (gradients, "kv_lengths", (0,), 7, "must be from 0 to S_k = 6. Raise S_k, or correct it."),
-    (
-        in_pages,
-        "kv_lengths",
-        (0,),
-        8,
-        (
-            "must be from 0 to S_k = 7. Raise S_k (max_seqlen_k; the table may be too narrow), or "
-            "correct it."
-        ),
-    ),
-    (
-        in_pages,
-        "block_table",
-        (0, 0),
-        -1,
-        "must be a page, from 0 to 2. Entries that kv_lengths reaches name pages.",
-    ),
-    (
-        in_pages,
-        "block_table",
-        (1, 0),
-        3,
-        "must be a page, from 0 to 2. Entries that kv_lengths reaches name pages.",
-    ),
-    (
-        projected,
-        "positions",
-        (1, 2),
-        -1,
-        "must be a position, from 0 to 19: max_position is 20. Correct it, or give longer tables.",
-    ),
-    (
-        projected,
-        "positions",
-        (0, 0),
-        12,
-        (
-            "must be a position, from 0 to 11: table_width·page_size is 12. Correct it, or give "
-            "longer tables."
-        ),
-    ),
-    (
-        projected,
-        "block_table",
-        (0, 0),
-        -1,
-        "must be a page, from 0 to 2. Name a page for position 0.",
-    ),
-]
+] = cases("contents", "changes", globals())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from kernelseam.errors import BrokenImplementation, InvalidValue, PluginError
 from kernelseam.parity.report import summary
 from kernelseam.parity.running.run import targets
 from kernelseam.plugins import Failure, Plugins, discover
+from refusals import cases
 
 RAISED = {
     "SystemExit(0)": "SystemExit: 0",
@@ -247,92 +248,10 @@ def test_a_launch_that_exits_is_a_finding(
 
 # ---------------------------------------------------------------- what it returns
 
-PAIRS = "must be pairs of a variable's name and its meaning"
-NO_COLON = "must be a non-empty str without a colon, which separates a device's index"
-
 
 @pytest.mark.parametrize(
     ("place", "line", "stage", "message"),
-    [
-        (
-            "INFO",
-            "return PluginInfo('', '1', CONTRACT_VERSION)",
-            "kernelseam_info",
-            "kernelseam_info of 'strange': PluginInfo.name = '': must be a non-empty str",
-        ),
-        (
-            "INFO",
-            "return PluginInfo('strange', '1', '1')",
-            "kernelseam_info",
-            "kernelseam_info of 'strange': PluginInfo.contract_version = '1': must be an int",
-        ),
-        (
-            "INFO",
-            "return PluginInfo('strange', '1', CONTRACT_VERSION, variables=(('A', 'b', 'c'),))",
-            "kernelseam_info",
-            f"kernelseam_info of 'strange': PluginInfo.variables = (('A', 'b', 'c'),): {PAIRS}",
-        ),
-        (
-            "INFO",
-            "return {'name': 'strange'}",
-            "kernelseam_info",
-            "kernelseam_info of 'strange' must be a PluginInfo, got {'name': 'strange'}",
-        ),
-        (
-            "REGISTER",
-            "registry.add_backend('strange')",
-            "kernelseam_register",
-            "a backend must be a Backend, got 'strange'",
-        ),
-        (
-            "REGISTER",
-            "registry.add_backend(Backend('a:b', Runtime()))",
-            "kernelseam_register",
-            f"a backend: Backend.name = 'a:b': {NO_COLON}",
-        ),
-        (
-            "REGISTER",
-            "registry.add_backend(Backend('a', Runtime(), implementations=None))",
-            "kernelseam_register",
-            "a backend: Backend.implementations = None: must be a tuple",
-        ),
-        (
-            "REGISTER",
-            "registry.add_backend(Backend('a', None))",
-            "kernelseam_register",
-            "backend 'a': Runtime.devices = None: must be a method",
-        ),
-        (
-            "REGISTER",
-            "registry.add_backend(Backend('a', Runtime(), object()))",
-            "kernelseam_register",
-            "backend 'a': Toolchain.backend = None: must be a non-empty str",
-        ),
-        (
-            "REGISTER",
-            "registry.add_backend(Backend('a', Runtime(), None, (7,)))",
-            "kernelseam_register",
-            "implementation 7: Implementation.name = None: must be a non-empty str",
-        ),
-        (
-            "REGISTER",
-            "Gemm.build = None",
-            "kernelseam_register",
-            "implementation 'strange': Implementation.build = None: must be a method",
-        ),
-        (
-            "REGISTER",
-            "registry.backends['x'] = None",
-            "kernelseam_register",
-            "a backend must be a Backend, got None",
-        ),
-        (
-            "REGISTER",
-            "registry.implementations.append(7)",
-            "kernelseam_register",
-            "implementation 7: Implementation.name = None: must be a non-empty str",
-        ),
-    ],
+    cases("plugins_contained", "values", globals()),
 )
 def test_a_field_of_a_wrong_kind(
     strange: Strange, place: str, line: str, stage: str, message: str

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kernelseam.contract import TensorMap
 from kernelseam.dtypes import DType
 from kernelseam.errors import DeviceError
+from refusals import cases
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam_cuda import bindings, plugin, tensor_maps  # noqa: E402
@@ -28,64 +29,7 @@ def test_a_plain_one_is_accepted() -> None:
 
 @pytest.mark.parametrize(
     ("change", "alignment", "reason"),
-    [
-        ({}, 8, "an address aligned to 8 bytes and 0 more; TMA takes multiples of 16"),
-        ({"offset": 8}, 16, "an address aligned to 16 bytes and 8 more; TMA takes multiples of 16"),
-        (
-            {"strides": (1, 380, 128, 38400)},
-            16,
-            "a stride of 760 bytes of axis 1; TMA takes a multiple of 16, 1 to 2^40",
-        ),
-        (
-            {"strides": (1, 384, 0, 38400)},
-            16,
-            "a stride of 0 bytes of axis 2; TMA takes a multiple of 16, 1 to 2^40",
-        ),
-        (
-            {"strides": (1, 384, 128, 2**39)},
-            16,
-            "a stride of 1099511627776 bytes of axis 3; TMA takes a multiple of 16, 1 to 2^40",
-        ),
-        (
-            {"strides": (2, 384, 128, 38400)},
-            16,
-            "a stride of 2 elements of the innermost axis; TMA takes 1",
-        ),
-        (
-            {"to_tf32": True},
-            16,
-            "elements of bfloat16 to round to TF32; TMA takes float32",
-        ),
-        ({"box": (64, 257, 1, 1)}, 16, "a box of 257 along axis 1; TMA takes 1 to 256"),
-        ({"box": (64, 0, 1, 1)}, 16, "a box of 0 along axis 1; TMA takes 1 to 256"),
-        (
-            {"box": (65, 64, 1, 1), "swizzle": 0},
-            16,
-            "a box with rows of 130 bytes; TMA takes a multiple of 16",
-        ),
-        (
-            {"box": (128, 64, 1, 1)},
-            16,
-            "a box with rows of 256 bytes; TMA takes no more than its swizzle, 128",
-        ),
-        ({"extents": (128, 0, 3, 2)}, 16, "extent 0 of axis 1; TMA takes 1 to 2^32"),
-        (
-            {"extents": (128, 2**32 + 1, 3, 2)},
-            16,
-            "extent 4294967297 of axis 1; TMA takes 1 to 2^32",
-        ),
-        (
-            {"swizzle": 96},
-            16,
-            f"a swizzle of 96 and an L2 promotion of 256; TMA takes {tensor_maps._CHOICES}",
-        ),
-        ({"box": (64, 64, 1)}, 16, "4 extents, 4 strides, a box of 3; TMA takes 1 to 5, as many"),
-        (
-            {"extents": (8,) * 6, "strides": (1,) + (8,) * 5, "box": (8,) * 6},
-            16,
-            "6 extents, 6 strides, a box of 6; TMA takes 1 to 5, as many",
-        ),
-    ],
+    cases("tensor_maps", "maps", globals()),
 )
 def test_what_the_hardware_cannot_take_is_refused_with_the_number(
     change: dict[str, Any], alignment: int, reason: str

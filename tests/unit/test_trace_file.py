@@ -15,6 +15,7 @@ from kernelseam.bundling import read_trace
 from kernelseam.bundling.traces import PROBLEMS
 from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import active
+from refusals import cases
 
 Refused = Callable[[str, Callable[[], object]], None]
 REMEDY = "Write the file again by kernelseam.trace(path)."
@@ -97,76 +98,7 @@ def test_the_file_is_written_where_the_block_raises_and_not_in_part(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("place", "value", "message"),
-    [
-        (("format",), 7, "--from = {path}: is no trace of format 1, its format is 7. "),
-        (("problems",), {}, "problems = {{}}: must be a list. "),
-        (
-            ("problems", 0, "operation"),
-            "sort",
-            (
-                "problems[0].operation = sort: must be one of attention_bwd, attention, gemm, "
-                "grouped_gemm_pointers, grouped_gemm, merge_states, output_projection_bwd, "
-                "output_projection, paged_cache, qkv_projection_bwd, qkv_projection. "
-            ),
-        ),
-        (
-            ("problems", 0, "problem", "spec", "dtype"),
-            "int4",
-            (
-                "problems[0].problem.spec.dtype = int4: must be one of float16, bfloat16, float32, "
-                "float64, int32, bool, int64, int16, int8, uint8, float8_e4m3fn, float8_e4m3fnuz. "
-            ),
-        ),
-        (("problems", 0, "problem", "M"), 2.5, "problems[0].problem.M = 2.5: must be a int. "),
-        (("problems", 0, "problem", "M"), True, "problems[0].problem.M = True: must be a int. "),
-        (
-            ("problems", 0, "problem", "a_strides"),
-            [1, 2],
-            "problems[0].problem.a_strides = [1, 2]: must have 3 entries. ",
-        ),
-        (
-            ("problems", 0, "problem", "speed"),
-            1,
-            "problems[0].problem = speed: is no field of a GemmProblem. ",
-        ),
-        (
-            ("problems", 0, "problem", "c_head_group"),
-            0,
-            "problems[0].problem.c_head_group = 0: must be 1 or more. ",
-        ),
-        (
-            ("problems", 0, "problem", "spec", "view"),
-            "x",
-            "problems[0].problem.spec.view = x: must be one of strided, pointers. ",
-        ),
-        (
-            ("problems", 0, "problem", "N"),
-            -1,
-            "problems[0].problem.N = -1: must be from 0 to 2**63 - 1. ",
-        ),
-        (
-            ("problems", 0, "problem", "c_strides"),
-            [1, 0, 0],
-            (
-                "problems[0].problem = GemmProblem: its fields fit no problem: axis 2 = 0: the 2 "
-                "entries of this axis of C share elements (extents [1, 1, 2, 2], strides [1, 0, "
-                "0, 1]). An output needs memory of its own for every element: make axis 2 larger. "
-            ),
-        ),
-        (
-            ("problems", 0, "device", "limits", "bytes_per_second"),
-            -1,
-            (
-                "problems[0].device.limits = DeviceLimits: problems[0].device.limits: "
-                "DeviceLimits.bytes_per_second = -1.0: must be a number above 0. "
-            ),
-        ),
-        (
-            ("problems", 0, "device", "limits", "compute_units"),
-            "many",
-            "problems[0].device.limits.compute_units = many: must be a int. ",
-        ),
-    ],
+    cases("trace_file", "trace", globals()),
 )
 def test_what_is_not_a_trace_is_refused(
     refused: Refused, tmp_path: Path, place: tuple[Any, ...], value: object, message: str
@@ -180,7 +112,7 @@ def test_what_is_not_a_trace_is_refused(
         inner = inner[step]
     inner[place[-1]] = value
     path.write_text(json.dumps(content))
-    refused(message.format(path=path) + REMEDY, lambda: read_trace(path))
+    refused(f"{message.format(path=path)} {REMEDY}", lambda: read_trace(path))
     del inner[place[-1]]
     path.write_text(json.dumps(content))
     if place[-1] in ("M", "a_strides"):
