@@ -305,6 +305,24 @@ def test_a_graph_of_gradients_that_is_not_walked_back() -> None:
     )
 
 
+def test_options_that_are_equal_may_be_of_other_types(refused: Refused) -> None:
+    """What usual calls pass on is kept by values and types: True is equal to 1 and 1.0."""
+    inputs = qkv()
+    for causal in (True, False):
+        got = ks.attention(*inputs, causal=causal, scale=1)
+        agree(
+            got,
+            formula(*inputs, causal=causal, scale=1),
+            dict(zip("qkv", inputs, strict=True)),
+            1e-4,
+        )
+    for wrong in (1, 1.0, 0):
+        refused(
+            f"causal = {wrong}: must be True or False. Pass a bool.",
+            lambda wrong=wrong: ks.attention(*inputs, causal=wrong, scale=1),
+        )
+
+
 def test_what_is_refused(refused: Refused) -> None:
     q, k, v = qkv()
     slopes = torch.ones(H, requires_grad=True)

@@ -4,19 +4,26 @@ the autograd functions and the operators share. Imports torch."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
+from kernelseam.descriptors.attention.options import GradientOptions
+from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.interop.torch_function import with_rows
 from kernelseam.ops.attention import DENSE, PACKED
 from kernelseam.ops.attention_bwd import (
     CLEARED_GRADIENTS,
+    WORDING,
     AttentionGradients,
+    gradient_values,
     gradient_work,
     gradients_by,
 )
-from kernelseam.ops.attention_work import CLEARED_ATTENTION
+from kernelseam.ops.attention_work import CLEARED_ATTENTION, attention_work
+from kernelseam.ops.calling import operate
+from kernelseam.ops.fast_path import PLAIN
 
 Tensor = Any
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
@@ -40,6 +47,62 @@ def forward(
         lse = result[1]
         lse.masked_fill_(rows_beyond(lse.shape[1], operands["cu_seqlens_q"]), -torch.inf)
     return result
+
+
+class Usual(NamedTuple):
+    """What a call with options that are plain numbers and names passes on."""
+
+    backend: str | None
+    implementation: str | None
+    forward: tuple[Any, ...]
+    """Values of ``AttentionOptions``, with an LSE."""
+    backward: tuple[Any, ...]
+    """Values of ``GradientOptions``."""
+    bwd_options: dict[str, Any]
+    """As ``gradients`` takes them."""
+
+    def result(self, operands: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """(result, lse) as ``forward`` returns them, but that an LSE is not filled."""
+        work = CLEARED_ATTENTION if "cu_seqlens_q" in operands else attention_work
+        where = self.backend, self.implementation, None
+        results = operate(work, operands, self.forward, *where, DENSE.wording)
+        return results["out"], results["lse"]
+
+    def gradients(
+        self, dout: Tensor, operands: dict[str, Tensor], out: Tensor, lse: Tensor
+    ) -> dict[str, Tensor] | None:
+        """dq, dk and dv; None where the result's gradient is to be converted or copied first."""
+        if not dout.dtype is out.dtype is operands["q"].dtype or dout.stride(-1) != 1:
+            return None
+        work = CLEARED_GRADIENTS if "cu_seqlens_q" in operands else gradient_work
+        arrays = {**operands, "out": out, "lse": lse, "dout": dout}
+        return operate(work, arrays, self.backward, self.backend, None, None, WORDING)
+
+
+def usual(options: Mapping[str, Any]) -> Usual | None:
+    """Of a call's options, backend and implementation among them."""
+    kinds = tuple(map(type, options.values()))
+    if not PLAIN.issuperset(kinds):
+        return None
+    return _usual(tuple(options), tuple(options.values()), kinds)
+
+
+@lru_cache(256)
+def _usual(names: tuple[str, ...], values: tuple[Any, ...], kinds: tuple[type, ...]) -> Usual:
+    """``kinds``: as 1 is equal to True."""
+    given = dict(zip(names, values, strict=True))
+    backend, implementation = given.pop("backend", None), given.pop("implementation", None)
+    own = {n: x for n, x in given.items() if n in _OF_GRADIENTS} | {"deterministic": True}
+    return Usual(
+        backend,
+        implementation,
+        tuple({**DENSE.defaults, **given, "return_lse": True}.values()),
+        gradient_values(**own),
+        {**own, "backend": backend, "implementation": None},
+    )
+
+
+_OF_GRADIENTS = frozenset(scalars_of(GradientOptions))
 
 
 def gradients(

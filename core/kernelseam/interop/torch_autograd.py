@@ -302,7 +302,6 @@ def _of_gradients(
 
 
 _OF_GRADIENTS = (*scalars_of(GradientOptions), "backend")
-_FORWARD_ALONE = ("implementation", *[n for n in _USUAL if n not in _OF_GRADIENTS])
 
 
 def _traced(
@@ -343,6 +342,8 @@ def _gradients(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> Gra
         return (None,) * (3 + len(needed))
     *inputs, out, lse = ctx.saved_tensors
     given = dict(zip(names, inputs, strict=False))
+    if (usual := ctx.usual) and (made := usual.gradients(dout, given, out, lse)):
+        return (None, None, None, *map(made.get, map("d".__add__, names)))
     asked = dict(zip(names, needed, strict=False))
     options, learnt = ctx.options, tuple[bool, ...]()
     if captured := inputs[len(names) :]:
@@ -381,21 +382,22 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         bwd_options: dict[str, Any] | None,
         *tensors: Tensor,
     ) -> Any:
-        if bwd_options is None:  # the usual call's
-            bwd_options = {**options, "deterministic": True}
-            for name in _FORWARD_ALONE:
-                bwd_options.pop(name, None)
-            bwd_options["implementation"] = None
-        asked = options.get("return_lse", False)
+        usual, asked = None, options.get("return_lse", False)
+        if bwd_options is None:
+            usual = None if asked else torch_attention.usual(options)
+            bwd_options = _of_gradients(options, True, None) if usual is None else usual.bwd_options
         operands = dict(zip(names, tensors, strict=False))
         if type(asked) is not bool:
             asked = flag("return_lse", asked)
         ahead = expect(partial(torch_attention.gradients_ahead, operands, options, bwd_options))
         try:
-            result = torch_attention.forward(operands, {**options, "return_lse": True}, asked)
+            if usual is None:
+                result = torch_attention.forward(operands, {**options, "return_lse": True}, asked)
+            else:
+                result = usual.result(operands)
         finally:
             expect_no_more(ahead)
-        ctx.names, ctx.options = names, bwd_options
+        ctx.names, ctx.options, ctx.usual = names, bwd_options, usual
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *result)
         return result if asked else result[0]

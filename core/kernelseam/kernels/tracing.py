@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from kernelseam.contract import (
     TensorMapEncoder,
     Toolchain,
 )
-from kernelseam.frozen import dataclass
+from kernelseam.frozen import changed, dataclass
 from kernelseam.kernels.kernel import KernelImplementation, bundle, placed_signature
 from kernelseam.kernels.signature import Signature
 from kernelseam.symbolic import Untraceable
@@ -138,7 +137,7 @@ def _kernel(
     values |= places
     for parameter, m in maps.items():
         values[parameter] = _encoded(toolchain, m, values[parameter])
-    fixed = replace(config, grid=(1, 1, 1))
+    fixed = changed(config, grid=(1, 1, 1))
     kept: Callable[..., Enqueue] = partial(_prepare, loaded, fixed, signature.packer)
     once, once_by = kept, None
     if isinstance(loaded, ReusableKernel):
@@ -151,12 +150,12 @@ def _kernel(
 def _prepare(
     loaded: LoadedKernel, config: LaunchConfig, packer: struct.Struct, blocks: int, *values: Any
 ) -> Enqueue:
-    return loaded.prepare(replace(config, grid=(blocks, 1, 1)), packer.pack(*values))
+    return loaded.prepare(changed(config, grid=(blocks, 1, 1)), packer.pack(*values))
 
 
 def _encoded(toolchain: Toolchain, m: TensorMap, address: Any) -> Encoded:
     """With what the template has; an axis of extent 1 has a stride that nothing reads."""
-    template = replace(m, extents=(1,) * len(m.extents), strides=(1,) * len(m.extents), offset=0)
+    template = changed(m, extents=(1,) * len(m.extents), strides=(1,) * len(m.extents), offset=0)
     encode: Callable[..., bytes] = partial(_encode, toolchain, template)
     tail = None
     if isinstance(toolchain, TensorMapEncoder):
@@ -173,4 +172,4 @@ def _encode(
     strides: tuple[int, ...],
     address: int,
 ) -> bytes:
-    return toolchain.encode_tensor_map(replace(template, extents=extents, strides=strides), address)
+    return toolchain.encode_tensor_map(changed(template, extents=extents, strides=strides), address)

@@ -102,7 +102,7 @@ def gradients_by(
     operands = {} if given.keys() <= _SCALAR.keys() else taken(_OPERANDS, given)
     if given.get("window") is not None:
         given["window"] = band("window", given["window"])
-    values = _values(**given)
+    values = gradient_values(**given)
     arrays = {**arrays, **operands, "dout": dout}
     if score_gradient is not False:
         flag("score_gradient", score_gradient)
@@ -114,7 +114,7 @@ def gradients_by(
         raise InvalidValue(
             "score_gradient", True, "the attention has no score_mod", "Give it, or leave this out"
         )
-    results = operate(work, arrays, values, *where, _WORDING)
+    results = operate(work, arrays, values, *where, WORDING)
     return AttentionGradients(*map(results.get, AttentionGradients._fields))
 
 
@@ -165,5 +165,5 @@ def _plane(infos: Mapping[str, ArrayInfo], options: Mapping[str, Any]) -> tuple[
 
 _OPERANDS, _SCALARS = operands_of(GradientOptions), scalars_of(GradientOptions)
 _SCALAR = dict.fromkeys(_SCALARS)
-_values = values_of(GradientOptions, "attention_bwd")
-_WORDING = Wording({}, EXTENTS)
+gradient_values = values_of(GradientOptions, "attention_bwd")
+WORDING = Wording({}, EXTENTS)

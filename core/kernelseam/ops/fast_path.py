@@ -15,7 +15,7 @@ from kernelseam.ops.array_call import put
 from kernelseam.ops.calling import CallCache, Way
 from kernelseam.ops.split import split_of
 
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+PLAIN = frozenset({bool, int, float, str, type(None)})
 """Types of options that are compared by type and value."""
 
 
@@ -60,7 +60,7 @@ def learn(path: FastPath, options: tuple[Any, ...]) -> None:
     found = discovery._plugins
     cache: CallCache | None = None if found is None else found.caches.get(CallCache)
     kinds = tuple(map(type, options))
-    if cache is None or not _PLAIN.issuperset(kinds) or (path, *options, *kinds) in cache.ways:
+    if cache is None or not PLAIN.issuperset(kinds) or (path, *options, *kinds) in cache.ways:
         return
     given = dict(zip(path.options, options, strict=True))
     values = tuple({**path.defaults, **given}.values())
