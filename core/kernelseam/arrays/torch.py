@@ -99,7 +99,7 @@ def refuse_tangent(field: str, tensor: Any) -> None:
         )
 
 
-AddressReader = Callable[[Iterable[object]], list[int] | None]
+AddressReader = Callable[[Sequence[object]], list[int] | None]
 
 
 def address_reader() -> AddressReader | None:
@@ -110,22 +110,16 @@ def address_reader() -> AddressReader | None:
     forward: Any = sys.modules.get("torch.autograd.forward_ad")
     if torch is None or forward is None:
         return None
-    tensor, parameter = torch.Tensor, torch.nn.Parameter
+    plain, address = frozenset({torch.Tensor, torch.nn.Parameter}), torch.Tensor.data_ptr
     modes = torch._C._len_torch_dispatch_stack
 
-    def addresses(arrays: Iterable[object]) -> list[int] | None:
+    def addresses(arrays: Sequence[object]) -> list[int] | None:
         if forward._current_level >= 0 or modes():
             return None
-        pointers: list[int] = []
-        x: Any
-        try:
-            for x in arrays:
-                if type(x) is not tensor and type(x) is not parameter:
-                    return None
-                pointers.append(x.data_ptr())  # raises for every layout but torch.strided
-        except RuntimeError:
+        try:  # it raises for every layout but torch.strided
+            return list(map(address, arrays)) if plain.issuperset(map(type, arrays)) else None
+        except (RuntimeError, TypeError):  # a type that cannot be hashed
             return None
-        return pointers
 
     return addresses
 

@@ -85,7 +85,7 @@ class _Kind:
         """The function that serves a call whose numbers are new, and what it returned; None where
         none does."""
         made_by = self.on.empty, self.on.zeroed if stream is None else none_zeroed
-        for call in (None, *self._calls):
+        for call in self._calls or (None,):  # a ByNumbers traces none
             functions = self.own
             if call is not None:
                 try:
@@ -149,12 +149,18 @@ def _takes(call: TracedCall, pointers: list[int], numbers: tuple[Any, ...]) -> b
 def _reader(tensors: tuple[Any, ...]) -> Callable[[tuple[Any, ...]], tuple[int, ...]]:
     """Shapes and strides, in order, of tensors of which as many come twice, and have as many axes,
     as of these."""
-    parts, first = "", dict[int, int]()
+    places = dict[int, list[int]]()
     for i, x in enumerate(tensors):
-        at = first.setdefault(id(x), i)
-        if x.ndim:
-            own = f"(n{i} := (*t[{i}].shape, *t[{i}].stride()))"
-            parts += f"*{own if at == i else f'n{at}'}, "
+        places.setdefault(id(x), []).append(i)
+    parts = ""
+    for i, x in enumerate(tensors):
+        at, *again = places[id(x)]
+        if not x.ndim:
+            continue
+        read_here = f"*t[{i}].shape, *t[{i}].stride()"
+        if again:
+            read_here = f"*n{at}" if at != i else f"*(n{i} := ({read_here}))"
+        parts += f"{read_here}, "
     read: Callable[..., tuple[int, ...]] = eval(f"lambda t: ({parts})")
     return read
 
