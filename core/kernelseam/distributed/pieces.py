@@ -21,23 +21,23 @@ Tensor = Any
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """What every call of one attention shares."""
+    """Options that all calls of one attention share."""
 
     forward: Mapping[str, Any]
-    """Numbers of scores, backend, implementation, batch_invariant."""
+    """Options of the forward: scores' numbers, backend, implementation, batch_invariant."""
     backward: Mapping[str, Any]
-    """Numbers of scores, backend, implementation, deterministic."""
+    """Options of the backward: scores' numbers, backend, implementation, deterministic."""
     slopes: Tensor | None = None
-    """[H] or [B, H]."""
+    """ALiBi slopes, [H] or [B, H]."""
     lengths: Tensor | None = None
-    """int32 [B]: keys of the whole below it are seen (a prefix), or alone (lengths)."""
+    """int32 [B]: prefix lengths or KV lengths, in keys of the whole."""
     states: Any = None
-    """The dtype of a call's result before it is joined; None: that of sums."""
+    """The dtype of a call's result before results are merged; None: that of sums."""
     mods: Mods | None = None
-    """Scores and masks that depend on where queries and keys lie in the whole."""
+    """A score_mod and a mask_mod, which see positions in the whole."""
     narrow: bool = False
-    """The result is of q's dtype and nothing is joined to it later: one call that sees all keys may
-    round it."""
+    """Whether the result has q's dtype and is merged with no other: a single call that sees all
+    keys may then round it."""
 
 
 def forward(
@@ -47,8 +47,8 @@ def forward(
     value_dim: int,
     options: Options,
 ) -> tuple[Tensor, Tensor]:
-    """(result, LSE) of q [B, H, S_q, D] over keys [B, H_kv, S_k, D] and values that come one after
-    the other, each with what is seen of them. ``all_parts``: of all of them."""
+    """(result, LSE) of q [B, H, S_q, D] over keys [B, H_kv, S_k, D] and values that arrive one
+    after the other, each with its parts. ``all_parts``: the parts of all of them."""
     wide = wider(q.dtype)
     dtype = q.dtype if options.narrow else wide
     shape = (*q.shape[:-1], value_dim)
@@ -85,8 +85,8 @@ def add_gradients(
     parts: Sequence[Part],
     options: Options,
 ) -> None:
-    """Add to the sums of dq, dk and dv what comes of these keys, given the result and the LSE over
-    all keys, and the gradients of both."""
+    """Add these keys' share to the sums of dq, dk and dv, given the result and LSE over all keys
+    and the gradients of both."""
     for part in parts:
         operands, asked, moved = _call(part, q, k, v, options)
         of_rows = [
@@ -118,7 +118,7 @@ def add_gradients(
 def _call(
     part: Part, q: Tensor, k: Tensor, v: Tensor, options: Options
 ) -> tuple[dict[str, Tensor], dict[str, Any], Tensor | None]:
-    """(operands, options, what the rows' LSEs lack) of a part's call."""
+    """(operands, options, what is to be added to the rows' LSEs) of a part's call."""
     q = rows_of(q, part.query, part.m)
     k, v = rows_of(k, part.key, part.n), rows_of(v, part.key, part.n)
     operands = {"q": q, "k": k, "v": v}

@@ -1,12 +1,12 @@
-"""Which calls of attention a rank's queries need over a rank's keys: masks of the whole sequence,
-in the words that a call on a piece of it understands.
+"""Which attention calls compute a rank's queries over a rank's keys: the whole sequence's mask
+expressed as windows, causal masks and lengths of calls on pieces.
 
 Query i of the whole lies at p = i + S_k − S_q, key j at distance d = j − p. A piece of m queries
 from p = A and n keys from j = b is a call whose own diagonal ends in its last query and last key,
 at d = o = (b + n) − (A + m): its window is (left + o, right − o). A call takes no negative window.
-Where right < o, no query sees the last o − right keys, and without them o is right; where
-left < −o, the last −left − o queries see no key, and without them o is −left. So every band has a
-call, or none where nothing is left.
+Where right < o, no query sees the last o − right keys, and without them o is right; where left <
+−o, the last −left − o queries see no key, and without them o is −left. So every band has a call, or
+none where nothing is left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Mask:
-    """What decides which keys of the whole a query sees, and how distances count."""
+    """The mask of the whole sequence, and what depends on distances in it."""
 
     rows_q: int
     rows_k: int
@@ -32,45 +32,45 @@ class Mask:
     """The band −left ≤ d ≤ right; None: no bound."""
     alibi: bool = False
     prefix: bool = False
-    """Keys below a number by entry are seen whatever the band says."""
+    """Each batch entry's first keys are visible whatever the band (prefix LM)."""
     lengths: bool = False
-    """Only keys below a number by entry are seen; there is no band."""
+    """Each batch entry has a length, and there is no band."""
     documents: tuple[int, ...] | None = None
-    """Offsets of packed sequences, whose queries are their keys' rows."""
+    """Offsets of packed sequences, the same for queries and keys."""
     mods: bool = False
-    """Scores or masks depend on places: rows of a call are neighbours in the whole, and of one
-    document, or of whole documents."""
+    """Scores or masks depend on positions, so that a call's rows must be contiguous in the whole,
+    and of one document or of whole documents."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One call over neighbouring rows of the local queries and of the keys at hand."""
+    """One call, over contiguous rows of the local queries and of the keys at hand."""
 
     query: int
     m: int
     key: int
     n: int
     first_query: int
-    """The place p of the first query in the whole."""
+    """The position p of the first query in the whole."""
     first_key: int
     window: Window = (None, None)
     prefix: bool = False
-    """Keys below the entry's number are seen, too."""
+    """Keys below the entry's prefix length are visible too."""
     lengths: bool = False
-    """Keys below the entry's number are seen, and no others."""
+    """Only keys below the entry's length are visible."""
     slopes: str = ""
     """"diagonal": d is the call's own; "before" or "after": all keys lie on that side."""
     offsets: tuple[int, ...] | None = None
-    """Of packed sequences among the part's rows, the same for queries and keys."""
+    """Offsets of packed sequences among the part's rows, the same for queries and keys."""
     document: int | None = None
-    """Which packed sequence the part is of, where there are ``Mask.mods``; with offsets, the first
-    of them."""
+    """The packed sequence of the part, where there are ``Mask.mods``; with offsets, the first
+    one."""
 
 
 @lru_cache(maxsize=4096)
 def parts(mask: Mask, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> tuple[Part, ...]:
-    """The calls by which ``queries`` see ``keys``, none twice; () where they see none. The rows of
-    the runs lie one run after the other."""
+    """The calls that cover every visible pair of ``queries`` and ``keys`` once; () where there is
+    none. The runs' rows lie one run after the other."""
     whole = _one_diagonal(mask, queries, keys)
     if whole is not None:
         return (whole,)
@@ -88,8 +88,9 @@ def parts(mask: Mask, queries: tuple[Run, ...], keys: tuple[Run, ...]) -> tuple[
 
 
 def opening_and_closing(all_parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """The same calls in two portions, so that a transfer hides under each. A single call that is
-    a rectangle or a causal triangle is cut at half of its queries; any other is in the second."""
+    """The calls in two portions, so that a transfer overlaps with each. A single call that is a
+    rectangle or a causal triangle is cut at half of its queries; any other is in the second
+    portion."""
     if len(all_parts) != 1:
         return all_parts[: len(all_parts) // 2], all_parts[len(all_parts) // 2 :]
     (part,) = all_parts
@@ -109,8 +110,8 @@ def opening_and_closing(all_parts: tuple[Part, ...]) -> tuple[tuple[Part, ...], 
 
 @lru_cache(maxsize=256)
 def reach(mask: Mask, size: int, balanced: bool) -> tuple[int, ...]:
-    """For each rank's keys: how many steps round the ring they go, to the last rank that sees any
-    of them."""
+    """For each rank's keys, how many steps round the ring they travel, to the last rank that sees
+    any of them."""
     of_q, of_k = (
         [runs(i, size, rows, balanced) for i in range(size)] for rows in (mask.rows_q, mask.rows_k)
     )
@@ -121,7 +122,7 @@ def reach(mask: Mask, size: int, balanced: bool) -> tuple[int, ...]:
 
 
 def seen(part: Part) -> int:
-    """How many pairs of a query and a key a part has, by its band alone."""
+    """The number of visible query-key pairs of a part, by its band alone."""
     if part.offsets is not None:
         return sum(
             seen(replace(part, m=b - a, n=b - a, offsets=None))
@@ -141,7 +142,7 @@ def seen(part: Part) -> int:
 
 
 def _sees(mask: Mask, queries: Sequence[Run], keys: Sequence[Run]) -> bool:
-    """Whether there is a part at all."""
+    """Whether any pair is visible."""
     if mask.prefix or mask.lengths:
         return True
     if mask.documents is not None:
@@ -158,8 +159,8 @@ def _sees(mask: Mask, queries: Sequence[Run], keys: Sequence[Run]) -> bool:
 
 
 def _one_diagonal(mask: Mask, queries: Sequence[Run], keys: Sequence[Run]) -> Part | None:
-    """The same rows as queries and keys under a causal mask alone: order is all that counts, and
-    gaps between the runs do not."""
+    """The part of equal runs of queries and keys under a causal mask alone: only their order
+    matters, not the gaps between the runs."""
     causal = (mask.left, mask.right) == (None, 0) and mask.rows_q == mask.rows_k
     if not causal or mask.alibi or mask.prefix or mask.documents is not None or queries != keys:
         return None
@@ -183,7 +184,7 @@ def _of_piece(mask: Mask, piece: Part) -> Iterator[Part]:
 
 
 def _cut(piece: Part, q: tuple[int, int], k: tuple[int, int]) -> Part:
-    """Rows q[0] … q[1] and k[0] … k[1] of a piece, by their places in the whole."""
+    """The rows q[0] … q[1] and k[0] … k[1] of a piece, by positions in the whole."""
     return replace(
         piece,
         query=piece.query + q[0] - piece.first_query,
@@ -196,8 +197,8 @@ def _cut(piece: Part, q: tuple[int, int], k: tuple[int, int]) -> Part:
 
 
 def _cells(piece: Part) -> Iterator[Part]:
-    """A piece cut so that in each cell queries and keys are at the same places, or all keys are
-    before all queries, or after."""
+    """A piece cut into cells in which queries and keys have the same positions, or all keys lie
+    before, or after, all queries."""
     a, b = piece.first_query, piece.first_query + piece.m
     c, d = piece.first_key, piece.first_key + piece.n
     low, high = max(a, c), min(b, d)
@@ -218,7 +219,8 @@ def _side(cell: Part) -> str:
 
 
 def _banded(mask: Mask, piece: Part) -> Iterator[Part]:
-    """A piece without the rows that are not seen; with a prefix, those as parts of their own."""
+    """A piece without rows that see nothing or are not seen; with a prefix these become parts of
+    their own."""
     left, right = mask.left, mask.right
     a, m, b, n = piece.first_query, piece.m, piece.first_key, piece.n
     offset = (b + n) - (a + m)
@@ -251,8 +253,8 @@ def _banded(mask: Mask, piece: Part) -> Iterator[Part]:
 
 
 def _of_documents(mask: Mask, piece: Part) -> Iterator[Part]:
-    """Packed sequences: those within the same rows together, and the one that goes on from some
-    rows into others as a rectangle."""
+    """The parts of packed sequences: those within the same rows together, and one that continues
+    from some rows into others as a rectangle."""
     assert mask.documents is not None
     for cell in _cells(piece):
         side = _side(cell)
@@ -270,7 +272,7 @@ def _of_documents(mask: Mask, piece: Part) -> Iterator[Part]:
 
 
 def _beside_themselves(mask: Mask, cell: Part) -> Iterator[Part]:
-    """Packed sequences in a cell whose queries are its keys' rows."""
+    """The parts of packed sequences in a cell whose queries and keys have the same positions."""
     assert mask.documents is not None
     a, b = cell.first_query, cell.first_query + cell.m
     slopes = "diagonal" if mask.alibi else ""
@@ -296,7 +298,7 @@ def _beside_themselves(mask: Mask, cell: Part) -> Iterator[Part]:
 
 
 def _fused(all_parts: list[Part]) -> list[Part]:
-    """Parts all of whose queries see all of their keys, joined where they lie side by side."""
+    """The parts, with adjacent ones joined where all queries see all keys."""
     for along in ("n", "m"):
         kept: list[Part] = []
         for part in all_parts:

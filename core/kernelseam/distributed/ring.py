@@ -1,11 +1,11 @@
-"""K and V pass round the ranks, and the gradients of both with them.
+"""Ring attention: K and V pass round the ranks, and in the backward their gradients follow them.
 
 At step t, the rank at place r has the keys of place r − t. They are sent on, and the next received
-into the other of two buffers, while the queries look at those at hand. Keys go as far as anyone
-sees them: with a window, some steps. In the gradients, dK and dV of the keys at hand come after
-them: what the ranks before have summed is received during the step, this rank's part is added, and
-the sum goes on, from the last that sees the keys straight back to the rank they belong to, which
-has kept its own part. Of that, a portion is computed at the end, while the sums are on their way.
+into the other of two buffers, while the queries use those at hand. Keys go as far as anyone sees
+them: with a window, some steps. In the backward, dK and dV of the keys at hand follow one step
+later: the sum of the ranks before is received during the step, this rank's share is added, and the
+sum goes on, from the last rank that sees the keys straight back to their owner, which has kept its
+own share. Of that share a portion is computed at the end, while the sums are under way.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from kernelseam.frozen import dataclass
 
 Tensor = Any
 _KEYS, _SUMS = 0, 1
-"""Tags of what goes round: keys with values, and sums of their gradients."""
+"""Tags of the transfers: keys with values, and sums of their gradients."""
 
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """Who sees whose keys, and how far they go."""
+    """Which ranks see whose keys, and how far these travel."""
 
     axis: Axis
     mask: Mask
     balanced: bool
 
     def source(self, step: int) -> int:
-        """Whose keys are at hand."""
+        """The place whose keys are at hand at a step."""
         return (self.axis.index - step) % self.axis.size
 
     def parts(self, step: int) -> tuple[Part, ...]:
@@ -55,14 +55,15 @@ class Ring:
         )
 
     def sums_dtype(self, place: int, step: int, dtype: Any) -> Any:
-        """Of the sums of dK and dV that leave a place after a step: their own where the place is
-        the first that adds to them, and once to each row, as nothing is lost then."""
+        """The dtype of the sums of dK and dV that leave a place after a step: their own dtype if
+        the place is the first to add, and adds once to each row, since nothing is lost then; else
+        that of sums."""
         once = deepest((p.key, p.n) for p in self._parts(place, 1)) <= 1
         return dtype if step == 1 and once else wider(dtype)
 
     def of_no_document(self, device: Any) -> Tensor | None:
-        """Which of this rank's rows lie before the first packed document or after the last, bool
-        [S_q]; None where none does."""
+        """bool [S_q]: this rank's rows before the first packed document or after the last; None
+        where there are none."""
         offsets, rows = self.mask.documents, self.mask.rows_q
         if offsets is None or (offsets[0], offsets[-1]) == (0, rows):
             return None
@@ -75,11 +76,11 @@ class Ring:
         return step <= self._reach[self.source(step)]
 
     def goes_on(self, step: int) -> bool:
-        """Whether those at hand are sent on after it."""
+        """Whether the keys at hand are sent on after this step."""
         return step < self._reach[self.source(step)]
 
     def steps(self) -> int:
-        """How many there are until no keys arrive anywhere."""
+        """The number of steps until no keys arrive anywhere."""
         return max(self._reach) + 1
 
     def reach(self, source: int) -> int:
@@ -102,7 +103,7 @@ class Ring:
 
 
 class _Keys:
-    """K and V of one rank at a time, one after the other in one buffer."""
+    """K and V of one rank at a time, in one of two buffers."""
 
     def __init__(self, ring: Ring, k: Tensor, v: Tensor) -> None:
         self._ring, self._k, self._v = ring, k, v
@@ -112,7 +113,7 @@ class _Keys:
             self._at_hand = torch.cat([k.reshape(-1), v.reshape(-1)])
 
     def pass_on(self, step: int) -> Transfer:
-        """Send what is at hand at the step, and receive what will be at the next."""
+        """Send the keys at hand, and receive those of the next step."""
         ring = self._ring
         sends, receives = [], []
         if ring.goes_on(step):
@@ -126,8 +127,8 @@ class _Keys:
             receives.append((self._next, ring.axis.index - 1))
         return exchange(ring.axis, sends, receives, ring.named("keys and values", step), _KEYS)
 
-    def turn(self) -> None:
-        """What was received is at hand; what was sent may be written."""
+    def swap(self) -> None:
+        """Swap the buffers: the received keys are at hand, and the sent ones may be overwritten."""
         self._free, self._at_hand = self._at_hand, self._next
 
     def views(self, step: int) -> tuple[Tensor, Tensor]:
@@ -151,7 +152,7 @@ def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, options: Options) -> tu
             if ring.arrives(step):
                 yield *keys.views(step), ring.parts(step)
             transfer.wait()
-            keys.turn()
+            keys.swap()
 
     return pieces.forward(q, at_hand(), ring.seen, v.shape[-1], options)
 
@@ -216,7 +217,7 @@ def backward(
             receives += [(x, axis.index + step) for x in home]
         busy.append(exchange(axis, sends, receives, ring.named("dK and dV back", step), _SUMS))
         transfer.wait()
-        keys.turn()
+        keys.swap()
     add(kept, k, v, closing)
     if coming is not None:
         coming.wait()

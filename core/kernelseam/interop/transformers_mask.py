@@ -43,17 +43,16 @@ def attention_mask(
     device: Any = None,
     **options: Any,
 ) -> Tensor | None:
-    """What ``transformers.masking_utils.sdpa_mask`` says, in as few elements as it takes.
+    """The mask of ``transformers.masking_utils.sdpa_mask`` in as few elements as possible.
 
     Queries are at ``q_offset`` + i, an int or, with a cache of fixed length, a tensor (or, in an
     older Transformers, at ``cache_position``); keys at ``kv_offset`` + j. ``attention_mask`` is
-    [batch, positions], False where one is padding, or what this function made before, which is
-    returned.
+    [batch, positions], False at padding, or an earlier result of this function, which is returned.
 
-    None where nothing is hidden, as from a single query without padding.
+    None where nothing is masked, as for a single query without padding.
 
-    Raises InvalidValue for a model whose attention is its own code: Transformers takes any name
-    where such a model is made, and the model would misread the mask.
+    Raises InvalidValue for a model with attention code of its own: Transformers accepts any name
+    when such a model is made, and the model would misread the mask.
     """
     support = _Support() if config is None else supported(config)
     if attention_mask is not None and attention_mask.dim() != 2:
@@ -106,14 +105,15 @@ def attention_mask(
 
 
 class _Support(NamedTuple):
-    """Which attentions of Transformers' own a model says that it supports."""
+    """Which of Transformers' attentions a model declares as supported."""
 
     sdpa: bool = True
     flash: bool = True
 
 
 def supported(config: Any) -> _Support:
-    """What a config's model says. Raises InvalidValue for a model with an attention of its own."""
+    """The support that a config's model declares. Raises InvalidValue for a model with attention
+    code of its own."""
     home = type(config).__module__
     found: _Support | None = _supported(
         home.replace(".configuration_", ".modeling_"), home, type(config).__name__
@@ -132,7 +132,7 @@ def supported(config: Any) -> _Support:
 
 
 def _supported(module: str, of_config: str, config: str) -> _Support | None:
-    """As ``_supported_by``; a model whose module is not found may have both."""
+    """As ``_supported_by``; a model whose module is not found counts as supporting both."""
     loaded = None if module == of_config else sys.modules.get(module)
     return _Support() if loaded is None else _supported_by(loaded, config)
 
@@ -143,9 +143,9 @@ _supported._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @lru_cache(64)
 def _supported_by(loaded: ModuleType, config: str) -> _Support | None:
-    """By the classes of a model's module that are made of this kind of config, or by all of them.
-    None where neither the module nor one that it has models of has the table of attentions. Every
-    step of a model asks."""
+    """The support declared by the classes of a model's module that take this kind of config, or by
+    all of them. None where neither the module nor one it takes models from has the table of
+    attentions. Cached, since every step of a model asks."""
     classes = [x for x in vars(loaded).values() if isinstance(x, type)]
     known: list[Any] = [x for x in classes if issubclass(x, PreTrainedModel)]
     homes = {x.__module__ for x in known} - {PreTrainedModel.__module__}  # DPR's are of BERT's
@@ -159,8 +159,8 @@ def _supported_by(loaded: ModuleType, config: str) -> _Support | None:
 def _window(
     mask_function: Any, local_size: int | None, bidirectional: bool, config: Any
 ) -> tuple[bool, int | None]:
-    """Whether a pattern, given that it has no addition, is a window or has none, and how many keys
-    before its own a query sees in that."""
+    """(whether a pattern without additions is the plain one, or that with a window, of its
+    direction; how many keys before its own a query then sees)."""
     # without a function of its own, a Transformers does not ask for what sees both sides
     both = getattr(masking_utils, "bidirectional_mask_function", None)
     plain = mask_function is (both if bidirectional else causal_mask_function)
@@ -173,13 +173,13 @@ def _window(
 
 
 def _hiding(left: int | None, keys: int) -> int | None:
-    """A window, where it hides any of so many keys."""
+    """The window, or None where it masks none of so many keys."""
     return left if left is not None and left + 1 < keys else None
 
 
 def _padding(mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
-    """The padding of the keys at hand; None where there is none. As elsewhere in Transformers, a
-    compiled caller does not look."""
+    """The padding of the keys at hand; None where there is none. As elsewhere in Transformers its
+    contents are not read in a compiled caller."""
     if mask is None:
         return None
     beyond = kv_offset + kv_length - mask.shape[-1]
@@ -192,8 +192,8 @@ def _padding(mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | No
 
 
 def _held(padding: Tensor | None, end: Any, batch: int, keys: int, device: Any) -> Tensor:
-    """[batch, keys] of int8: ``padding`` with which keys a cache holds, of which ``end`` is the
-    number."""
+    """[batch, keys] of int8: ``padding``, and 0 for keys that a cache does not hold yet; ``end`` is
+    how many it holds."""
     held = torch.arange(keys, device=device) < end
     seen = held if padding is None else held & padding
     return (seen.to(torch.int8) - (~held).to(torch.int8)).expand(batch, keys)
@@ -226,7 +226,7 @@ def _packed(mask_function: Any, local_size: int | None) -> tuple[Tensor, int | N
 
 
 def _parts(function: Any, maker: str) -> dict[str, Any]:
-    """What a function holds that ``maker`` made; empty for others."""
+    """The closure contents of a function that ``maker`` made; empty for others."""
     if not getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>."):
         return {}
     cells = function.__closure__ or ()

@@ -1,5 +1,5 @@
-"""What the host knows of a kernel. A definition stands beside each device source, the core's and a
-plugin's own."""
+"""Kernel definitions: the host side of a device source. One stands beside each source, the core's
+and a plugin's own."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kernelseam.kernels.sources import shared_sources
 
 
 class KernelDefinition(Composition):
-    """What the host knows of a kernel: its entry and source, tiles, constants, signature, grid,
-    shared bytes and launch arguments. ``launches`` has that kernel, or that one and others."""
+    """The host side of a kernel: its entry and source, tiles, constants, signature, grid, shared
+    memory and launch arguments. ``launches`` consists of this kernel, or of it and others."""
 
     entry: str
     """The kernel's name; where the signature is flat, of the generated entry, which calls the
     source's ``<entry>_body``."""
     source: str
-    """Its file, by include name."""
+    """The source file, by include name."""
     any_tile: bool = False
     """Whether each of its tiles computes every problem of the spec."""
     early: bool = False
@@ -41,13 +41,13 @@ class KernelDefinition(Composition):
     instructions."""
 
     def sources(self) -> Mapping[str, str]:
-        """Include name → text of the device sources that are its own: ``source``, and what that may
-        include beside the core's and the platform's. A plugin's definition gives those of its
-        plugin (``headers_below``)."""
+        """Include name → text of the device sources besides the core's and the platform's:
+        ``source`` and what it includes. A plugin's definition returns those of its plugin
+        (``headers_below``)."""
         return shared_sources()
 
     texts: Mapping[str, str] = TEXTS
-    """What each of ``constants`` says."""
+    """Constant → its description, for the generated source."""
 
     @abstractmethod
     def tiles(self, spec: Any, row: ArchRow) -> tuple[Any, ...]:
@@ -81,7 +81,7 @@ class KernelDefinition(Composition):
         """Blocks."""
 
     def launches(self, problem: Any, tile: Any, device: Device) -> Launches:
-        """This kernel alone. Override it where a problem takes several."""
+        """One launch of this kernel. Override it where a problem takes several."""
         return Launches((Launch(self, problem, tile),))
 
     def threads(self, tile: Any, row: ArchRow) -> int:
@@ -89,11 +89,11 @@ class KernelDefinition(Composition):
         return int(getattr(tile, "threads", 0) or row.warp_size * tile.warps)
 
     def cluster(self, tile: Any) -> int:
-        """Blocks of a cluster, on archs with clusters."""
+        """Blocks of a cluster, on archs that have clusters."""
         return 1
 
     def shared_bytes(self, spec: Any, tile: Any) -> int:
-        """Dynamic shared memory of a block: by default what the tile says."""
+        """Bytes of dynamic shared memory of a block: by default the tile's."""
         return int(tile.shared_bytes(spec))
 
     def config(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> LaunchConfig:
@@ -105,7 +105,7 @@ class KernelDefinition(Composition):
 
     @abstractmethod
     def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:
-        """Arguments by parameter name, pointers and tensor maps left out."""
+        """Parameter → argument, without pointers and tensor maps."""
 
     operands: Mapping[str, str] = {}
     """Pointer parameter → operand name, where they differ."""
@@ -122,7 +122,7 @@ class KernelDefinition(Composition):
 
     @abstractmethod
     def work(self, problem: Any, tile: Any, device: Device) -> Work:
-        """The work of its launch, for predicting its time."""
+        """The work of a launch, from which its time is predicted."""
 
 
 class OfferingDefinition(KernelDefinition):
@@ -131,7 +131,7 @@ class OfferingDefinition(KernelDefinition):
 
     @abstractmethod
     def offered(self, problem: Any, row: ArchRow) -> Sequence[Any]:
-        """The tiles that take a problem."""
+        """The tiles that support a problem."""
 
     def tile(self, problem: Any, row: ArchRow, device: Device) -> Any:
         return min(
@@ -140,5 +140,5 @@ class OfferingDefinition(KernelDefinition):
         )
 
     def variants(self, problem: Any, row: ArchRow, device: Device) -> Mapping[str, Any]:
-        """Every tile that takes a problem, by name, that of ``tile`` first."""
+        """Name → tile, for every tile that supports the problem; the choice of ``tile`` first."""
         return {t.name: t for t in (self.tile(problem, row, device), *self.offered(problem, row))}

@@ -1,5 +1,5 @@
-"""Launches over lists of products of known specs and classes, packed from a problem's numbers:
-nothing is chosen, compiled or traced again."""
+"""Launches over lists of products whose spec and class are known: arguments are packed from the
+problem's numbers, and nothing is chosen, compiled or traced again."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from kernelseam.tuned.classes import class_of_lists
 
 _MOST, _MOST_TRACES = 1024, 16
 _SOMEWHERE = 1 << 40
-"""Addresses that nothing reads, for tracing."""
+"""Placeholder addresses for tracing, which nothing reads."""
 _WORKSPACE = "w"
 WORKSPACE_WORDS = 32
-"""Numbers of 64 bits at whose multiples workspaces begin."""
+"""Workspaces begin at multiples of so many 64-bit words."""
 
 
 @dataclass(frozen=True)
 class ListedLaunches:
-    """What computes a problem."""
+    """The launches of one problem."""
 
     workspace_words: int
-    """Numbers of 64 bits that the launches need, whole ``WORKSPACE_WORDS``."""
+    """64-bit words of workspace, a multiple of ``WORKSPACE_WORDS``."""
     _function: _Function
     _numbers: tuple[Any, ...]
 
@@ -47,8 +47,8 @@ class ListedLaunches:
 
 @dataclass(frozen=True)
 class _Numbers:
-    """A problem by what its launches are computed from. It has no sizes of groups: of a kernel that
-    asks for them nothing is traced."""
+    """The numbers of a problem from which its launches are computed. Group sizes are missing: a
+    kernel that needs them cannot be traced."""
 
     spec: Any
     groups: int
@@ -62,7 +62,7 @@ class _Numbers:
 
 
 def _numbers(p: GroupedGemmPointersProblem) -> tuple[float, ...]:
-    """Those of ``_Numbers`` that vary with a spec's problems."""
+    """The numbers that vary among problems of a spec."""
     even = p.even
     rows = even.a_strides[2], even.b_strides[2], even.c_strides[2]
     return (
@@ -81,8 +81,8 @@ def _numbers(p: GroupedGemmPointersProblem) -> tuple[float, ...]:
 def _traced(
     problem: GroupedGemmPointersProblem, trace: Trace
 ) -> tuple[_Numbers, dict[tuple[int, int], Any]]:
-    """The problem over symbols n0, …, and symbols c0, … of counts of tiles, by their rows and
-    columns, which are there once a kernel has asked for them."""
+    """The problem over symbols n0, …, with symbols c0, … for numbers of tiles (by a tile's rows and
+    columns), which are made when a kernel asks for them."""
     counts: dict[tuple[int, int], Any] = {}
 
     def tiles(rows: int, columns: int) -> Any:
@@ -106,8 +106,8 @@ def _traced(
 
 
 class _Function:
-    """The launches of a kernel in a tile as a function of a problem's numbers, for problems that
-    meet the conditions that the traced one met."""
+    """The launches of a kernel and tile as a function of a problem's numbers, valid for problems
+    that meet the conditions which the traced one met."""
 
     def __init__(
         self, selection: Selection, problem: GroupedGemmPointersProblem, device: Device
@@ -158,7 +158,7 @@ class _Function:
         self._once = packing([s.once for s in steps]) if len(steps) == 1 else self._kept
 
     def launches(self, problem: GroupedGemmPointersProblem) -> ListedLaunches | None:
-        """None where the problem does not meet the conditions."""
+        """The problem's launches; None if it does not meet the conditions."""
         numbers = (*_numbers(problem), *[problem.tiles(*x) for x in self._tiles])
         try:
             words = self._words(*numbers)
@@ -176,7 +176,8 @@ class _Function:
 
 @dataclass(frozen=True)
 class _Class:
-    """What computes problems of a class, and its functions, which classes share."""
+    """The kernel and tile of a class, and its functions, which classes with the same kernel and
+    tile share."""
 
     selection: Selection
     row: ArchRow
@@ -184,18 +185,18 @@ class _Class:
 
 
 class ListedKernels:
-    """By spec, class, device and named implementation."""
+    """Known launches by spec, class, device and named implementation."""
 
     def __init__(self) -> None:
         self._classes: dict[Hashable, _Class | None] = {}
-        """None where problems must be planned."""
+        """Class → its kernel; None if its problems must be planned."""
         self._functions: dict[Hashable, list[_Function]] = {}
-        """By spec, what computes it, and device."""
+        """Functions by spec, kernel and device."""
 
     def find(
         self, problem: GroupedGemmPointersProblem, device: Device, implementation: str | None
     ) -> ListedLaunches | None:
-        """None where the problem must be planned."""
+        """The launches of a problem; None if it must be planned."""
         key = (problem.spec, class_of_lists(problem), device, implementation)
         if key not in self._classes:
             _make_room(self._classes)
@@ -233,7 +234,8 @@ class ListedKernels:
 def _selection(
     problem: GroupedGemmPointersProblem, device: Device, implementation: str | None
 ) -> Selection | None:
-    """What computes the problem; None where that is no kernel of the core's making."""
+    """The chosen kernel and tile; None if the implementation is not one of the core's kernel
+    definitions."""
     try:
         choice = select(problem, device, implementation)
     except (InvalidValue, Unsupported):

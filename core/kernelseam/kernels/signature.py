@@ -1,5 +1,5 @@
-"""Kernel arguments packed by our own signature and checked against the binary's; drivers check
-neither."""
+"""Kernel signatures: they pack the argument buffer and are checked against the binary's parameters,
+since drivers check neither."""
 
 from __future__ import annotations
 
@@ -33,23 +33,22 @@ KINDS = {
     "f64": Kind("d", 8, 8),
     "tensor_map": Kind(f"{TENSOR_MAP_BYTES}s", TENSOR_MAP_BYTES, 64),
 }
-"""What a parameter may be. A tensor map is opaque: it is packed as the bytes that the toolchain
+"""Type of a parameter → how it is packed. A tensor map is opaque: the bytes that the toolchain
 encoded."""
 
 _C_ALIGNMENT = 16
-"""Bytes that every compiler aligns its memory of parameters to: up to it, offsets are those of a C
-structure."""
+"""The alignment of parameter memory that every compiler guarantees: for members of at most this
+alignment, offsets are those of a C structure."""
 
 Member = tuple[str, "str | Structure"]
-"""A name, and what it names."""
+"""A member's name, and its type or structure."""
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Members that belong together, laid out as C does: each at the next multiple of its own
-    alignment.
+    """Members laid out as in a C structure, each at the next multiple of its alignment.
 
-    ``fields``: what the device source calls them; none given: as they are called here.
+    ``fields``: the members' names in the device source; by default the same names.
     """
 
     members: tuple[Member, ...]
@@ -61,7 +60,7 @@ class Structure:
 
     @cached_property
     def scalars(self) -> tuple[tuple[str, str, int], ...]:
-        """Name, type and offset of each scalar, those of inner structures among them."""
+        """(name, type, offset) of each scalar, inner structures' included."""
         flat: list[tuple[str, str, int]] = []
         for (name, kind), at in zip(self.members, self._offsets[:-1], strict=True):
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
@@ -70,8 +69,8 @@ class Structure:
 
     @cached_property
     def places(self) -> tuple[tuple[str, int, int], ...]:
-        """Each scalar as the device source calls it, an inner structure's behind a dot; its offset
-        and its size."""
+        """Each scalar's name in the device source (an inner structure's after a dot) → its offset
+        and size."""
         places: list[tuple[str, int, int]] = []
         fields = self.fields or tuple(name for name, _ in self.members)
         for field, (_, kind), at in zip(fields, self.members, self._offsets[:-1], strict=True):
@@ -87,7 +86,7 @@ class Structure:
 
     @cached_property
     def _offsets(self) -> tuple[int, ...]:
-        """Of each member, and the end of the last."""
+        """The offset of each member, then the end of the last."""
         at, places = 0, []
         for _, kind in self.members:
             at = _aligned(at, _alignment(kind))
@@ -110,15 +109,8 @@ def _aligned(at: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's parameters in order: names with types (those of KINDS), or with structures, whose
-    members are then what is given. A name may come twice: both places get its value.
-
-    ``offsets``: where a binary has each parameter; without them they lie as in a C structure.
-    ``flat``: the binary takes each member by itself; else it takes structures by value.
-    ``generated``: its entry is generated (entry.py), as always where it is flat. ``in_place``:
-    structures are read where the launch put them, whatever index they are read with (KS_ARGUMENT).
-    ``optional``: the body's last parameters, in order; those that are not given are passed as {}.
-    """
+    """A kernel's parameters in order: a name with a type of KINDS, or with a structure, whose
+    members are then given by their names. A name may occur twice; both places get its value."""
 
     parameters: tuple[Member, ...]
     offsets: tuple[int, ...] | None = None
@@ -129,7 +121,7 @@ class Signature:
 
     @cached_property
     def passed(self) -> tuple[Member, ...]:
-        """What the binary takes: the parameters; where ``flat``, members instead of structures."""
+        """The binary's parameters: structures by value, or, where ``flat``, their members."""
         if not self.flat:
             return self.parameters
         return tuple((name, kind) for name, kind, _ in Structure(self.parameters).scalars)
@@ -145,12 +137,11 @@ class Signature:
         return Structure(self.passed)._offsets[:-1] if self.offsets is None else self.offsets
 
     def placed(self, facts: KernelFacts) -> Signature:
-        """This signature with its parameters where a binary has them.
+        """This signature with the parameter offsets of a binary.
 
-        That is not always where a C structure would have them: a compiler may align a parameter in
-        its memory of parameters, which itself is aligned to less than a tensor map is. Raises
-        DeviceError where number, order or sizes differ, and where offsets that a C structure
-        determines do.
+        They may differ from a C structure's: a compiler may align a parameter relative to parameter
+        memory, which is itself aligned to less than a tensor map. Raises DeviceError where number,
+        order or sizes of parameters differ, or offsets that a C structure determines.
         """
         sizes = tuple(size for _, size in facts.parameters)
         offsets = tuple(offset for offset, _ in facts.parameters)
@@ -171,7 +162,7 @@ class Signature:
 
     @cached_property
     def scalars(self) -> tuple[tuple[str, str, int], ...]:
-        """Name, type and offset of everything that is given, members of structures among them."""
+        """(name, type, offset) of every argument, members of structures included."""
         flat: list[tuple[str, str, int]] = []
         for (name, kind), at in zip(self.passed, self._places, strict=True):
             inner = kind.scalars if isinstance(kind, Structure) else ((name, kind, 0),)
@@ -180,7 +171,7 @@ class Signature:
 
     @cached_property
     def pointers(self) -> tuple[str, ...]:
-        """The names of all that are addresses."""
+        """The names of the pointer arguments."""
         return tuple(name for name, kind, _ in self.scalars if kind == "pointer")
 
     @cached_property
@@ -197,7 +188,7 @@ class Signature:
         return struct.Struct(form + "x" * (whole - end))
 
     def pack(self, values: Mapping[str, Value]) -> bytes:
-        """The argument buffer; every scalar must be given. What float32 cannot hold is rounded to
+        """The argument buffer. Every scalar must be given; a number beyond float32's range becomes
         an infinity."""
         scalars = self.scalars
         for name in self._opaque:  # struct would pad or cut them

@@ -1,9 +1,9 @@
-"""Scores and masks of users where torch traces, compiles or exports the call: an expression's text
-and numbers are options of one operator, the tensors that the functions capture its operands.
+"""score_mod and mask_mod where torch traces, compiles or exports the call: the expression's text
+and numbers are options of one operator, captured tensors its operands.
 
-Dynamo asks once for the text (``_described``) and reads by its own means what the functions
-capture: another function of the same code, over other tensors and numbers, runs what was compiled,
-and one whose text differs compiles anew. Imports torch.
+Dynamo asks once for the text (``_described``) and reads captured objects by its own means: a
+function of the same code over other tensors and numbers reuses what was compiled; one whose text
+differs compiles anew. Imports torch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MOST = 8
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 _FIELDS = "score_mod, mask_mod"
 CAPTURED = tuple(captured(i) for i in range(MOST))
-"""Operands that an operator has for what functions capture."""
+"""Operands of an operator for captured tensors."""
 
 
 class Traced(NamedTuple):
-    """An expression as an operator takes it."""
+    """An expression as options and operands of an operator."""
 
     expression: str
     captured_numbers: list[float]
@@ -42,13 +42,14 @@ class Traced(NamedTuple):
 
 
 def traced(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> Traced:
-    """Of functions, while torch traces their caller; ``like``: a tensor on the device."""
+    """The expression of these functions while torch traces their caller; ``like``: a tensor on the
+    device."""
     own = score_expression(score_mod, mask_mod, block_mask)
     return operands_of(_FIELDS, text_of(own.structure), own.numbers, own.arrays, like)
 
 
 def _compiled(score_mod: Any, mask_mod: Any, block_mask: Any, like: Tensor) -> Traced:
-    """``traced`` as Dynamo follows it."""
+    """``traced`` for Dynamo, which inlines it."""
     blocks, lengths, words = None, [], []
     if block_mask is not None:
         if mask_mod is not None:
@@ -79,8 +80,8 @@ traced._torchdynamo_inline = _compiled  # type: ignore[attr-defined]
 
 
 def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
-    """(the expression's text; where its numbers and arrays are read, and what beside them it
-    depends on: the function's number and a path), or ``refusal``."""
+    """(the expression's text, paths of its numbers and arrays, guards: each with the number of the
+    function and a path), or a ``refusal``."""
     mask = None
     if blocks is not None:
         *sizes, decides = blocks
@@ -104,13 +105,13 @@ def _described(score_mod: Any, mask_mod: Any, blocks: Any) -> Any:
 
 
 def refusal(e: InvalidValue) -> Any:
-    """In the place of a description, what ``raise_refusal`` raises: what a function that Dynamo
-    only calls raises is to it an internal error."""
+    """An error as data, in place of a description: an exception from a function that Dynamo calls
+    without inlining it would be an internal error."""
     return (e.field, format_value(e.value), e.rule, e.remedy), (), (), ()
 
 
 def raise_refusal(described: Any) -> None:
-    """Raise InvalidValue, as Dynamo follows it, where there is no description."""
+    """Raise the InvalidValue of a ``refusal``, in code that Dynamo inlines."""
     first = described[0]
     if not isinstance(first, str):
         field, value, rule, remedy = first
@@ -119,8 +120,9 @@ def raise_refusal(described: Any) -> None:
 
 
 def guards_of(record: Record) -> list[tuple[Any, str, Any]]:
-    """What Dynamo is to depend on: (path, kind, value), as ``guarded`` takes them. That a function
-    has no defaults follows from its code, and Dynamo cannot ask one that it made itself."""
+    """The guards of a trace for Dynamo: (path, kind, value), for ``guarded``. Guards on missing
+    defaults are left out: they follow from the code, and Dynamo cannot read them of a function that
+    it made."""
     guards = [(path, "equal", x) for path, x in record.constants.items()]
     for path, guard in record.captures:
         if guard[0] == "value":
@@ -139,14 +141,14 @@ _described._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def read(x: Any, path: Any) -> Any:
-    """What a path of a record leads to."""
+    """The object at a path."""
     for step, *name in path:
         x = READ[step](x, *name)
     return x
 
 
 def guarded(functions: Any, which: int, path: Any, kind: str, value: Any) -> None:
-    """Have Dynamo depend on what it reads here."""
+    """Read the object at a path, so that Dynamo guards on it."""
     x = read(functions[which], path)
     if kind == "same":
         assert x is read(functions[value[0]], value[1])
@@ -161,7 +163,8 @@ def guarded(functions: Any, which: int, path: Any, kind: str, value: Any) -> Non
 def operands_of(
     field: str, text: str, numbers: Sequence[Any], arrays: Sequence[Any], like: Tensor
 ) -> Traced:
-    """``field``: what callers know the functions as."""
+    """An expression's text, numbers and arrays as options and operands, on the device of ``like``.
+    ``field``: the parameter's name in errors."""
     if len(arrays) > MOST:
         raise InvalidValue(
             field,
@@ -179,8 +182,8 @@ def captures_of(
     numbers: Sequence[float],
     tensors: Sequence[Tensor | None],
 ) -> tuple[tuple[float, ...], tuple[Tensor, ...]]:
-    """What an expression captures, of an operator's options and operands. Raises InvalidValue where
-    they are not what it says that it captures."""
+    """(numbers, arrays) that an expression captures, from an operator's options and operands.
+    Raises InvalidValue where they do not match the expression."""
     types, arrays = structure.numbers, structure.arrays
     whole = [t is Type.FLOAT or float(x).is_integer() for x, t in zip(numbers, types, strict=False)]
     if len(numbers) != len(types) or not all(whole):
@@ -212,7 +215,7 @@ def captures_of(
 def with_expression(
     options: tuple[Any, ...], arrays: dict[str, Any], score_mod: Any, mask_mod: Any, block_mask: Any
 ) -> tuple[Any, ...]:
-    """What ``ops.expressions.with_expression`` does, while Dynamo compiles the caller."""
+    """``ops.expressions.with_expression`` while Dynamo compiles the caller."""
     text, numbers, found = traced(score_mod, mask_mod, block_mask, arrays["q"])
     arrays |= dict(zip(CAPTURED, found, strict=False))
     return (*options, text, tuple(numbers))
@@ -221,8 +224,8 @@ def with_expression(
 def expression_of(
     operands: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An operator's operands and options as the functions on arrays take them: with an expression,
-    traced, in the place of its text and of what was captured."""
+    """An operator's operands and options for the functions on arrays: with the traced expression in
+    place of its text and captures."""
     if "expression" not in options:
         return dict(operands), dict(options)
     given = dict(options)
