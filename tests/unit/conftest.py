@@ -18,10 +18,11 @@ from kernelseam import compilation, planning, plugins
 from kernelseam.cli import progress
 from kernelseam.cli.main import main
 from kernelseam.errors import InvalidValue
+from refusals import Refused
 
 
 @pytest.fixture
-def refused() -> Callable[[str, Callable[[], object]], None]:
+def refused() -> Refused:
     """``refused(message, call)``: the call raises InvalidValue with exactly this message."""
 
     def check(message: str, call: Callable[[], object]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,8 @@ from kernelseam.arrays import torch as torch_arrays
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.plugins import plugins
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 ENDING = (
     "Pass a NumPy array, a torch tensor or anything with DLPack, and see `kernelseam "
     "doctor` for missing plugins."

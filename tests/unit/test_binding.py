@@ -31,9 +31,9 @@ from kernelseam.planning import calls, planner
 from kernelseam.tuned.classes import representative
 from kernelseam_thirdvendor import AcmeArray, AcmeRuntime, compiled
 from public_calls import FUNCTIONS, D, G, H, attention_lists, f32, heads, i32, paged
+from refusals import Refused
 
 Discovered = Callable[..., Any]
-Refused = Callable[[str, Callable[[], object]], None]
 
 
 # ---------------------------------------------------------------- the host is any vendor's

@@ -24,8 +24,7 @@ from kernelseam.errors import CompileError, KernelSeamError, MissingBinary
 from kernelseam.kernels import KernelImplementation
 from kernelseam.launch_trace import TracedProblem
 from kernelseam.plugins import discover, plugins
-
-Refused = Callable[[str, Callable[[], object]], None]
+from refusals import Refused
 
 
 def vendor(backend: str, compiler: str) -> Toolchain:

@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from kernelseam.errors import InvalidValue
 from public_calls import D, G, H, attention_lists, f32, heads, i32, paged, qkv_fields
-from refusals import cases
-
-Refused = Callable[[str, Callable[[], object]], None]
+from refusals import Refused, cases
 
 
 def lists(**more: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,8 @@ from attention_formula import attention as formula
 from kernelseam import Attention, DType, plan
 from kernelseam.descriptors import AttentionSpec
 from kernelseam_thirdvendor import AcmeArray  # noqa: F401  for refusals
-from refusals import refusals
+from refusals import Refused, refusals
 
-Refused = Callable[[str, Callable[[], object]], None]
 BASE: dict[str, Any] = {
     "batch": 2,
     "num_heads": 4,

@@ -3,7 +3,6 @@ for word."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue, Unsupported
 from kernelseam_thirdvendor import AcmeArray
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
 BASE: dict[str, Any] = {
     "batch": 2,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -20,9 +19,8 @@ from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
 from kernelseam.reference.attention_scores import SCORE_OPTIONS
 from kernelseam_thirdvendor import AcmeArray
-from refusals import refusals
+from refusals import Refused, refusals
 
-Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
 STRIDE = "Strides count elements, from 0 (broadcast) upward."
 BASE: dict[str, Any] = {

@@ -3,7 +3,6 @@ refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ from attention_formula import attention as formula
 from attention_formula import close
 from kernelseam import AttentionPointers, Plan, plan, trace
 from kernelseam_thirdvendor import AcmeArray
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 5, 9, 8, 4
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

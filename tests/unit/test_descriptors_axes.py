@@ -17,8 +17,7 @@ from kernelseam.descriptors.common.operands import has_axes
 from kernelseam.descriptors.common.validation import packed
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
-
-Refused = Callable[[str, Callable[[], object]], None]
+from refusals import Refused
 
 B, H, G, S, T, D, DV = 2, 6, 3, 5, 7, 4, 8  # batch, heads, KV heads, queries, keys, dims
 HEADS = {"batch": B, "num_heads": H, "kv_heads": G}

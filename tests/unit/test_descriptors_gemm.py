@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 from kernelseam import BatchedGemmStrided, DType, plan
 from kernelseam.descriptors import GemmSpec
 from kernelseam_thirdvendor import AcmeArray
-from refusals import refusals
+from refusals import Refused, refusals
 
-Refused = Callable[[str, Callable[[], object]], None]
 ORDER = "Check the order of the axes of all arrays."
 ROWS = "the last axis must be contiguous (stride 1). Copy the array into a contiguous one."
 DTYPES = (

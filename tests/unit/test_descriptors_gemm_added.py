@@ -3,16 +3,14 @@ that is C itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from kernelseam import BatchedGemmStrided, DType, plan
-from refusals import refusals
+from refusals import Refused, refusals
 
-Refused = Callable[[str, Callable[[], object]], None]
 BASE: dict[str, Any] = {"M": 4, "N": 8, "K": 8, "batch": 6, "num_heads": 4, "dtype": "float32"}
 
 

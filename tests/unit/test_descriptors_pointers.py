@@ -12,8 +12,7 @@ import pytest
 from address_lists import SPACED, Array, aligned, at, frozen, matrices, on_device
 from kernelseam import BatchedGemmPointers, Plan, plan, trace
 from kernelseam_thirdvendor import AcmeArray
-
-Refused = Callable[[str, Callable[[], object]], None]
+from refusals import Refused
 
 
 def gemm(**more: Any) -> BatchedGemmPointers:

@@ -12,8 +12,8 @@ import pytest
 from kernelseam import BatchedGemmPointers, DType, plan, trace
 from kernelseam.errors import Unsupported
 from kernelseam_thirdvendor import AcmeArray
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)
 SPACED = "addresses are evenly spaced: the strided way is taken"

@@ -12,9 +12,8 @@ from kernelseam.descriptors import OutputProjectionProblem, QkvProjectionProblem
 from kernelseam.descriptors.gemm.problem import HeadsSpec
 from kernelseam.dtypes import DType
 from projection_fields import OUT, QKV
-from refusals import refusals
+from refusals import Refused, refusals
 
-Refused = Callable[[str, Callable[[], object]], None]
 F16, F32, F64 = DType.float16, DType.float32, DType.float64
 ROTARY: dict[str, Any] = {"cos": 0, "sin": 0, "rotary_dim": 6, "max_position": 9}
 PAGES: dict[str, Any] = {"block_table": 0, "pages": 7, "page_size": 4, "table_width": 3}

@@ -14,8 +14,8 @@ from kernelseam.dtypes import DType
 from projection_fields import ALL, OUT_ALL
 from projection_fields import OUT as FORWARD_OUT
 from projection_fields import QKV as FORWARD_QKV
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 F16, F32 = DType.float16, DType.float32
 QKV, OUT = FORWARD_QKV | ALL, FORWARD_OUT | OUT_ALL
 NONE: dict[str, Any] = {"d_input": None, "d_weight": None, "d_bias": None}

@@ -17,8 +17,8 @@ from kernelseam.costs import roofline
 from kernelseam.dispatch import build, consider, find_device, preferred_backend, select
 from kernelseam.errors import BrokenImplementation, Refusal, UnknownName, Unsupported
 from kernelseam.plugins import Plugins
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 PROBLEM = BatchedGemmStrided(M=5, N=4, K=8, dtype="float32").problem()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -15,9 +14,8 @@ from kernelseam.dtypes import E4M3, DType
 from kernelseam.oracle import check
 from kernelseam.planning import plan
 from kernelseam.plugins import plugins
-from refusals import refusals
+from refusals import Refused, refusals
 
-Refused = Callable[[str, Callable[[], object]], None]
 BASE: dict[str, Any] = {"M": 4, "N": 6, "K": 8, "batch": 2, "num_heads": 4, "dtype": E4M3[0]}
 SCALES: dict[str, Any] = {"a_scales": 0, "b_scales": 0}
 

@@ -3,7 +3,6 @@ them, every refusal word for word, and where dispatch takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -17,8 +16,8 @@ from kernelseam.dtypes import E4M3, FLOATING, DType
 from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant
 from kernelseam.plugins import plugins
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 Array = np.ndarray[Any, Any]
 FN, FNUZ = E4M3
 BASE: dict[str, Any] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -17,8 +16,8 @@ from kernelseam.dtypes import DType
 from kernelseam.oracle import check, formulas, tolerances
 from kernelseam.oracle.formulas import Variant
 from kernelseam.planning import plan
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 Array = npt.NDArray[Any]
 FN = DType.float8_e4m3fn
 BASE: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -13,9 +12,9 @@ import pytest
 from kernelseam import BatchedGemmPointers, arrays, plan
 from kernelseam.dtypes import DType
 from kernelseam.errors import InvalidValue
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-Refused = Callable[[str, Callable[[], object]], None]
 
 
 def test_a_tensor_is_seen_as_it_lies() -> None:

@@ -3,7 +3,6 @@ formula in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 from attention_formula import attention
 from kernelseam.interop import torch as ks
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from kernelseam.interop import torch_attention  # noqa: E402
 
-Refused = Callable[[str, Callable[[], object]], None]
 B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 17, 23, 16, 8
 
 

@@ -9,9 +9,9 @@ import kernelseam
 import numpy as np
 import pytest
 from kernelseam.interop import torch as ks
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-Refused = Callable[[str, Callable[[], object]], None]
 
 
 def tensors(*shapes: tuple[int, ...], seed: int = 0, dtype: Any = torch.float64) -> list[Any]:

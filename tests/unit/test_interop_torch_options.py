@@ -10,13 +10,11 @@ import kernelseam
 import pytest
 from attention_formula import attention
 from kernelseam.interop import torch as ks
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch_operators import cells, packed, pages, projected, qkv  # noqa: E402
-
-Refused = Callable[[str, Callable[[], object]], None]
-
 
 LOSSES: dict[str, Callable[[Any, Any], Any]] = {
     "both": lambda out, lse: out.sin().sum() + (lse * lse.detach().cos()).sum(),

@@ -3,17 +3,16 @@ autograd finds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
 import pytest
 from kernelseam.interop import torch as ks
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from kernelseam.interop import torch_rotary  # noqa: E402
 
-Refused = Callable[[str, Callable[[], object]], None]
 B, S, HIDDEN, H, G, D = 2, 7, 24, 4, 2, 8
 WIDTH = (H + 2 * G) * D
 

@@ -10,9 +10,9 @@ import kernelseam
 import pytest
 from kernelseam.errors import InvalidValue, UnknownName
 from kernelseam.interop import torch as ks
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-Refused = Callable[[str, Callable[[], object]], None]
 Call = Callable[..., Any]
 
 

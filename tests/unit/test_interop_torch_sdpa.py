@@ -3,19 +3,19 @@ torch's flash attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import kernelseam
 import pytest
 from kernelseam.interop import torch as ks
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kernelseam.interop import torch_flash  # noqa: E402
 from torch_operators import cells, ints  # noqa: E402
 
-Refused = Callable[[str, Callable[[], object]], None]
 theirs = torch.nn.functional.scaled_dot_product_attention
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -11,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from attention_formula import close, gradients
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(77)
 B, H, G, S_Q, S_K, D, D_V = 2, 4, 2, 9, 13, 8, 12
 

@@ -3,7 +3,6 @@ that are refused, and contents that go bad after a call was bound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -11,9 +10,9 @@ import numpy as np
 import pytest
 from attention_formula import attention, close
 from kernelseam import Attention, AttentionBwd, plan
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(5)
 H, H_KV, D, D_V, PAGE = 4, 2, 12, 7, 5
 QUERIES, KEYS = (3, 0, 7, 1), (11, 4, 0, 9)

@@ -8,7 +8,6 @@ import importlib
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +19,9 @@ from kernelseam import planning
 from kernelseam.errors import InvalidValue
 from kernelseam.ops import array_call, calling, operation
 from kernelseam.plugins import plugins
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 A, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((3, 4), np.float32)
 
 

@@ -3,7 +3,6 @@ tests/parity/test_arrays.py has their dtypes and transposes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -11,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernelseam.errors import InvalidValue
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(20)
 
 

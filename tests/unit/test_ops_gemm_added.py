@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
@@ -10,9 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernelseam import bmm, matmul2d, trace
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(21)
 
 

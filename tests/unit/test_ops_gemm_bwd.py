@@ -3,7 +3,6 @@ inputs get."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -13,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelseam import bmm, bmm_bwd, matmul2d, matmul2d_bwd, trace
 from kernelseam.errors import InvalidValue
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(30)
 
 

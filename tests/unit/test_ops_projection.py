@@ -9,9 +9,9 @@ import kernelseam
 import numpy as np
 import pytest
 from kernelseam.errors import InvalidValue
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(78)
 B, S, HIDDEN, H, G, D = 2, 7, 24, 4, 2, 8
 WIDTH = (H + 2 * G) * D

@@ -27,9 +27,9 @@ from kernelseam.ops.repeat import Repeat
 from kernelseam.planning import planner
 from kernelseam.plugins import plugins
 from kernelseam_thirdvendor.gemm import _Step
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-Refused = Callable[[str, Callable[[], object]], None]
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from kernelseam.descriptors import (
 )
 from kernelseam.errors import InvalidValue
 from kernelseam_thirdvendor import AcmeArray
+from refusals import Refused
 
 Array = np.ndarray[Any, Any]
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(40)
 REMEDY = "Give the output memory of its own."
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,8 +17,7 @@ from kernelseam.errors import UnknownName
 from kernelseam.planning import planner
 from kernelseam.plugins import plugins
 from kernelseam_thirdvendor import AcmeArray, AcmeGemm
-
-Refused = Callable[[str, Callable[[], object]], None]
+from refusals import Refused
 
 
 def operands(index: int = 0, seed: int = 0) -> dict[str, AcmeArray]:

@@ -12,9 +12,8 @@ import pytest
 from kernelseam import QkvProjection
 from kernelseam.descriptors.gemm.problem import HeadsSpec
 from kernelseam.errors import InvalidValue
-from refusals import refusals
+from refusals import Refused, refusals
 
-Refused = Callable[[str, Callable[[], object]], None]
 RNG = np.random.default_rng(3)
 H, G, D, HIDDEN, PAGES, SIZE = 4, 2, 8, 24, 12, 4
 WIDTH = (H + 2 * G) * D

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -15,8 +14,8 @@ from kernelseam.contract import CONTRACT_VERSION, Backend, Runtime
 from kernelseam.dtypes import FLOATING, DType
 from kernelseam.reference.runtime import HostRuntime
 from kernelseam.reference.scratch import carve, scratch_bytes, shaped
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 RUNTIME = HostRuntime()
 
 

@@ -4,13 +4,13 @@ and the transforms of torch.func."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import kernelseam
 import pytest
 from kernelseam.errors import InvalidValue
 from kernelseam.interop import torch as ks
+from refusals import Refused
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -19,7 +19,6 @@ from torch_operators import cells, functions, packed, pages, qkv, samples, sever
 SAMPLES = tuple(samples())
 FUNCTIONS = tuple(n for n in SAMPLES if "-" not in n and not n.endswith(("_bwd", "_paged")))
 _DIFFERENTIATES_AGAIN = "grouped_mm", "grouped_mm_list", "merge_states"
-Refused = Callable[[str, Callable[[], object]], None]
 
 
 def operator(name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from kernelseam.bundling import read_trace
 from kernelseam.bundling.traces import PROBLEMS
 from kernelseam.errors import InvalidValue
 from kernelseam.launch_trace import active
-from refusals import cases
+from refusals import Refused, cases
 
-Refused = Callable[[str, Callable[[], object]], None]
 REMEDY = "Write the file again by kernelseam.trace(path)."
 
 

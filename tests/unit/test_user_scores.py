@@ -20,8 +20,8 @@ from kernelseam.oracle import check
 from kernelseam.oracle.formulas import Variant
 from kernelseam.oracle.user_functions import called
 from kernelseam.samples.mods import MODS, Extents
+from refusals import Refused
 
-Refused = Callable[[str, Callable[[], object]], None]
 B, H, G, S, L, D = 2, 4, 2, 21, 33, 16
 
 

@@ -3,8 +3,6 @@ shortened."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import kernelseam as ks
 import numpy as np
 import pytest
@@ -25,8 +23,7 @@ from public_calls import (
     paged,
     qkv,
 )
-
-Refused = Callable[[str, Callable[[], object]], None]
+from refusals import Refused
 
 
 def test_operands_that_a_descriptor_calls_otherwise(refused: Refused) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+Refused = Callable[[str, Callable[[], object]], None]
+"""What the fixture ``refused`` is."""
 FOLDER = Path(__file__).parents[1] / "refusals"
 
 
