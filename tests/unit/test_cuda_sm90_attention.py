@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_problems import attention_problem as problem
-from kernelseam.contract import Device, DeviceLimits
+from hopper import H200, ROW
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.merge import MERGE
 from kernelseam.kernels.attention.ragged import expected_tiles
 from kernelseam.tuned.classes import representative
-from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda import tensor_maps
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_cost import LONE_CONSUMER, PAGES_AGAIN
 from kernelseam_cuda.sm90.attention_few import (
@@ -27,10 +27,7 @@ from kernelseam_cuda.sm90.attention_few import (
 )
 from kernelseam_cuda.sm90.attention_tiles import FEW_QUERIES
 
-HALF, ROW = HopperAttention(), archs.row("sm_90a")
-H200 = Device(
-    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
-)
+HALF = HopperAttention()
 
 
 @pytest.mark.parametrize(

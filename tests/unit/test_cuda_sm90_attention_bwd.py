@@ -8,18 +8,15 @@ from dataclasses import replace
 import pytest
 from attention_problems import attention_problem
 from compile_matrix.hopper_attention import COVERED_DIMS
-from kernelseam.contract import Device, DeviceLimits
-from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from hopper import H200, ROW, gradients
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.dtypes import DType
-from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda import tensor_maps
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_bwd_rows import QUERY_GRADIENT, ROW_VALUES, WIDTHS
 from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD
 
-KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
-H200 = Device(
-    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
-)
+KERNEL = HopperAttentionBwd()
 
 
 def problem(
@@ -34,8 +31,7 @@ def problem(
 ) -> AttentionBwdProblem:
     """Gradients as their operands."""
     p = attention_problem(S_q, S_k, heads, kv_heads, batch, **spec)
-    whole = AttentionBwdSpec(p.spec, sink_gradient=sink_gradient, deterministic=deterministic)
-    return AttentionBwdProblem(whole, p, p.out_strides, p.q_strides, p.k_strides, p.v_strides)
+    return gradients(p, sink_gradient=sink_gradient, deterministic=deterministic)
 
 
 @pytest.mark.parametrize(

@@ -11,26 +11,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from attention_problems import attention_problem
-from kernelseam.contract import Device, DeviceLimits
-from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from hopper import H200, ROW, gradients
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.kernels.attention.row_kernels import SumProblem
-from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile
 
-KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
-H200 = Device(
-    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
-)
+KERNEL = HopperAttentionBwd()
 
 
 def problem(
     S: int, heads: int, kv_heads: int, batch: int = 1, layout: str = "bhsd", **spec: Any
 ) -> AttentionBwdProblem:
     p = attention_problem(S, S, heads, kv_heads, batch, **spec)
-    whole = AttentionBwdProblem(
-        AttentionBwdSpec(p.spec), p, p.out_strides, p.q_strides, p.k_strides, p.v_strides
-    )
+    whole = gradients(p)
     if layout == "bhsd":
         dk, dv = ((kv_heads * S * d, S * d, d) for d in (p.spec.head_dim, p.spec.value_dim))
     else:

@@ -7,19 +7,16 @@ from dataclasses import replace
 
 import pytest
 from h200_rows import H200 as MEASURED
-from kernelseam.contract import Device, DeviceLimits
+from hopper import H200, ROW
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dtypes import DType
 from kernelseam.kernels import KernelImplementation
-from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda import tensor_maps
 from kernelseam_cuda.plugin import backend
 from kernelseam_cuda.sm90 import HopperAttention, HopperE4m3Attention
 from kernelseam_cuda.sm90.attention_e4m3_tiles import E4M3_ATTENTION
 
-E4M3, ROW = HopperE4m3Attention(), archs.row("sm_90a")
-H200 = Device(
-    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
-)
+E4M3 = HopperE4m3Attention()
 STORED = dict.fromkeys(("dtype_q", "dtype_kv"), DType.float8_e4m3fn)
 SCALED = {**STORED, "q_scales": "heads", "kv_scales": "heads"}
 

@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 from attention_problems import attention_problem
-from kernelseam.contract import Device, DeviceLimits
+from hopper import H200, ROW
 from kernelseam.descriptors.attention.problem import AttentionProblem
 from kernelseam.dtypes import DType
 from kernelseam.expressions.scores import MaskMod, ScoreMod, score_expression
 from kernelseam.expressions.text import text_of
 from kernelseam.tuned.classes import representative
-from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.attention import HopperAttention
 from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS, element_rate
 from kernelseam_cuda.sm90.tiles import SHARED_BYTES
 
-HALF, ROW = HopperAttention(), archs.row("sm_90a")
-H200 = Device(
-    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
-)
+HALF = HopperAttention()
 BIAS = {"bias": DType.bfloat16}
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hopper import ROW, with_rates
 from hypothesis import given
 from hypothesis import strategies as st
-from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec, HeadsSpec, Segment
 from kernelseam.dtypes import DType
 from kernelseam.epilogues import (
@@ -38,14 +38,8 @@ from kernelseam_cuda.sm90.tiles import (
 )
 from refusals import refusals
 
-HALF, ROW = HopperGemm(), archs.row("sm_90a")
-LIMITS = DeviceLimits(
-    compute_units=132,
-    shared_bytes_per_block=232_448,
-    bytes_per_second=4.9e12,
-    operations_per_second={},
-)
-H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
+HALF = HopperGemm()
+H200 = with_rates()
 BF16, F16, F32 = DType.bfloat16, DType.float16, DType.float32
 FN = DType.float8_e4m3fn
 
@@ -560,7 +554,7 @@ def test_lists_at_any_place_are_stored_by_warps_or_read_by_pairs() -> None:
     is most of what is moved, and pairs read fewer of them."""
     many = {"view": "pointers", "b_transposed": True, "heads": 1}
     scores, square = problem(2048, 2048, 128, 256, **many), problem(1024, 1024, 1024, 64, **many)
-    limits = replace(LIMITS, operations_per_second={"bfloat16": 1.07e15})
+    limits = replace(H200.limits, operations_per_second={"bfloat16": 1.07e15})
     for p, whole, other in (
         (scores, "128x128-5-tma-2together-cfirst", "256x128-4-rows"),
         (square, "128x128-5-tma", "128x256-3-tma-2together"),
@@ -593,7 +587,7 @@ def test_where_memory_is_slow_a_large_result_is_made_in_step(
 ) -> None:
     """A ring of one slice more than a tile sums; tuning times the longer one, too."""
     p = problem(2048, 2048, k, 64, 1, b_transposed=True)
-    limits = replace(LIMITS, operations_per_second={"bfloat16": 1.07e15})
+    limits = replace(H200.limits, operations_per_second={"bfloat16": 1.07e15})
     device = replace(H200, limits=replace(limits, bytes_per_second=bandwidth))
     name = f"128x128-{stages}-tma-2together-cfirst"
     assert {name, "128x128-5-tma-2together-cfirst"} <= set(HALF.variants(p, ROW, device))
@@ -649,7 +643,7 @@ def test_joined_heads_are_of_whole_boxes(dim: int) -> None:
 H100 = replace(
     H200,
     limits=replace(
-        LIMITS,
+        H200.limits,
         bytes_per_second=3.35e12,
         operations_per_second={"bfloat16": 9.9e14, "float32": 6e13},
     ),

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hopper import ROW, with_rates
 from hypothesis import given
 from hypothesis import strategies as st
 from kernelseam import GroupedGemm, GroupedGemmPointers
-from kernelseam.contract import Device, DeviceLimits
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
-from kernelseam_cuda import archs  # noqa: E402
 from kernelseam_cuda.sm90.grouped import HopperGroupedGemm  # noqa: E402
 from kernelseam_cuda.sm90.grouped_lists import HopperListedGemm  # noqa: E402
 from kernelseam_cuda.sm90.tiles import (  # noqa: E402
@@ -26,12 +25,9 @@ from kernelseam_cuda.sm90.tiles import (  # noqa: E402
     SHARED_BYTES,
 )
 
-KERNEL, ROW = HopperGroupedGemm(), archs.row("sm_90a")
+KERNEL = HopperGroupedGemm()
 LISTS = HopperListedGemm()
-LIMITS = DeviceLimits(
-    compute_units=132, shared_bytes_per_block=SHARED_BYTES, bytes_per_second=4.9e12
-)
-H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
+H200 = with_rates()
 
 
 def problem(**fields: Any) -> Any:

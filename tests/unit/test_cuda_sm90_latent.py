@@ -6,13 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hopper import H200, ROW
 from kernelseam.absent import product
-from kernelseam.contract import Device, DeviceLimits
 from kernelseam.descriptors.attention.problem import AttentionProblem, AttentionSpec
 from kernelseam.dispatch import select
 from kernelseam.dtypes import DType
 from kernelseam.kernels.attention.ragged import EVEN_UNKNOWN, typical
-from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.latent import MERGE, HopperLatent
 from kernelseam_cuda.sm90.latent_tiles import (
     CLUSTER_LATENT_REGISTERS,
@@ -22,11 +21,8 @@ from kernelseam_cuda.sm90.latent_tiles import (
     HopperLatentTile,
 )
 
-KERNEL, ROW = HopperLatent(), archs.row("sm_90a")
+KERNEL = HopperLatent()
 FEW, PAIR, TILE = LATENT
-H200 = Device(
-    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
-)
 
 
 def problem(

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from attention_problems import attention_problem
 from compile_matrix.hopper_attention import MASKED
-from kernelseam.contract import Device, DeviceLimits
+from hopper import H200, ROW, gradients
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.dtypes import DType
-from kernelseam_cuda import archs
 from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_query_lists import QUERY_LISTS
 
-KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
-H200 = Device("cuda", 0, "sm_90a", limits=DeviceLimits(132, 232_448, 1 << 36))
+KERNEL = HopperAttentionBwd()
 
 ABSENT = (
     "bias",
@@ -43,9 +41,7 @@ def problem(
     S_q: int = 1000, S_k: int = 2000, expression: str | None = MASKED, **spec: Any
 ) -> AttentionBwdProblem:
     p = attention_problem(S_q, S_k, batch=3, expression=expression, **spec)
-    return AttentionBwdProblem(
-        AttentionBwdSpec(p.spec), p, p.out_strides, p.q_strides, p.k_strides, p.v_strides
-    )
+    return gradients(p)
 
 
 @pytest.mark.parametrize(

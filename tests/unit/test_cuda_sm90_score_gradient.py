@@ -8,18 +8,15 @@ from dataclasses import replace
 
 import pytest
 from attention_problems import attention_problem
-from kernelseam.contract import Device, DeviceLimits
-from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
+from hopper import H200, ROW, gradients
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
 from kernelseam.dtypes import DType
-from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda import tensor_maps
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_bwd_tiles import HopperBackwardTile
 from kernelseam_cuda.sm90.attention_score_gradient import SCORE_GRADIENT, tile_of
 
-KERNEL, ROW = HopperAttentionBwd(), archs.row("sm_90a")
-H200 = Device(
-    "cuda", 0, "sm_90a", limits=DeviceLimits(compute_units=132, shared_bytes_per_block=232_448)
-)
+KERNEL = HopperAttentionBwd()
 F16, BF16, F32 = DType.float16, DType.bfloat16, DType.float32
 
 
@@ -43,10 +40,7 @@ def problem(
         step *= extents[axis]
     b, h, i, j = strides
     forward = replace(p, bias_strides=(b, h, i, j), mask_strides=(0, 0, S, 1))
-    spec = AttentionBwdSpec(p.spec, bias_gradient=True)
-    return AttentionBwdProblem(
-        spec, forward, p.out_strides, p.q_strides, p.k_strides, p.v_strides, (b, h, i, j)
-    )
+    return replace(gradients(forward, bias_gradient=True), dbias_strides=(b, h, i, j))
 
 
 def narrow_tile(p: AttentionBwdProblem) -> HopperBackwardTile:

@@ -6,22 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from kernelseam.contract import Device, DeviceLimits
+from hopper import ROW, with_rates
 from kernelseam.costs import predicted
 from kernelseam.descriptors.gemm.problem import GemmProblem, GemmSpec
 from kernelseam.dtypes import DType
-from kernelseam_cuda import archs, tensor_maps
+from kernelseam_cuda import tensor_maps
 from kernelseam_cuda.sm90.tf32 import HopperTf32Gemm
 from kernelseam_cuda.sm90.tf32_tiles import TF32, HopperTf32Tile
 
-KERNEL, ROW = HopperTf32Gemm(), archs.row("sm_90a")
-LIMITS = DeviceLimits(
-    compute_units=132,
-    shared_bytes_per_block=232_448,
-    bytes_per_second=4.9e12,
-    operations_per_second={"float32": 66.9e12},
-)
-H200 = Device("cuda", 0, "sm_90a", limits=LIMITS)
+KERNEL = HopperTf32Gemm()
+H200 = with_rates(float32=66.9e12)
 F16, F32, F64 = DType.float16, DType.float32, DType.float64
 
 
@@ -194,4 +188,4 @@ def test_predicted_times_are_those_measured(
     precision, batch, M, N, K, b_transposed, us = row
     p = problem(M, N, K, batch, 1, precision=precision, b_transposed=b_transposed)
     work = KERNEL.work(p, KERNEL.tile(p, ROW, H200), H200)
-    assert predicted(work, ROW.costs, LIMITS) * 1e6 == pytest.approx(us, rel=0.16)
+    assert predicted(work, ROW.costs, H200.limits) * 1e6 == pytest.approx(us, rel=0.16)
