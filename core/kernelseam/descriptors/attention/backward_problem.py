@@ -60,10 +60,10 @@ class AttentionBwdProblem:
             r = rules[model]
             shape = r.shape
             if model in ("k", "v") and written:  # written whatever is read
-                outer = {"packed": 1}.get(p.spec.kv_view, p.batch)
+                outer = {"packed": int(p.batch > 0)}.get(p.spec.kv_view, p.batch)
                 shape = (outer, *r.shape[1:])
             if model == "q" and written:
-                shape = (1 if p.spec.q_view == "packed" else p.batch, *r.shape[1:])
+                shape = (int(p.batch > 0) if p.spec.q_view == "packed" else p.batch, *r.shape[1:])
             return OperandRule(name, r.dtype, shape, (*strides, 1), r.alignment, written)
 
         for name, rule in rules.items():

@@ -250,7 +250,11 @@ class AttentionProblem(ProblemNumbers):
         s, f32, i32 = self.spec, DType.float32, DType.int32
         b, h, g = self.batch, self.num_heads, self.kv_heads
         reads = int((b > 0 and h > 0 and self.S_q > 0 and s.value_dim > 0) or s.lse)
-        query_rows = {"strided": (b, self.S_q), "packed": (1, self.total_q)}
+        # Packed rows of no sequence are not written.
+        query_rows = {
+            "strided": (b, self.S_q),
+            "packed": (int(b > 0 and self.S_q > 0), self.total_q),
+        }
         key_rows = self._key_rows
 
         def rows(
