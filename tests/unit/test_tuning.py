@@ -32,8 +32,10 @@ from kernelseam.tuned.classes import (
     about,
     batch_invariant,
     entries,
+    near,
     problem_class,
     representative,
+    shared,
 )
 from kernelseam.tuned.numbers import numbers, with_numbers
 from kernelseam.tuning import NOT_STORED, ROUNDS, SLOW_FACTOR, Tuning, tune
@@ -397,12 +399,40 @@ def test_buckets(n: int, middle: int) -> None:
 
 
 def test_batches_of_few_queries_are_classes_by_four_bits() -> None:
-    """The largest of each: exact up to 16, then in steps of 2 and of 4, and from 65 on in 64s."""
+    """The largest of each: exact up to 16, then in eight steps an octave."""
     assert [entries(n) for n in range(17)] == [*range(17)]
     assert {entries(n) for n in range(17, 33)} == {*range(18, 33, 2)}
     assert {entries(n) for n in range(33, 65)} == {*range(36, 65, 4)}
-    assert [entries(n) for n in (65, 128, 129)] == [128, 128, 192]
+    assert [entries(n) for n in (65, 95, 128, 129)] == [72, 96, 128, 144]
     assert all(n <= entries(n) == entries(entries(n)) for n in range(3000))
+
+
+def test_keys_of_few_queries_are_the_nearest_of_eight_an_octave() -> None:
+    assert [near(n) for n in range(17)] == [*range(17)]
+    assert [near(n) for n in (703, 1156, 2317, 4096, 8000)] == [704, 1152, 2304, 4096, 8192]
+    assert all(16 * abs(near(n) - n) <= n and near(near(n)) == near(n) for n in range(1, 9000))
+
+
+@pytest.mark.parametrize(
+    ("queries", "most", "group", "found"),
+    [
+        (65, 128, 3, 84),  # two tiles of 42 queries in 128 rows, where 85 would be three
+        (65, 128, 4, 80),
+        (12, 12, 5, 12),  # 12 queries of five heads fill 64 rows, 25 fill 128
+        (13, 16, 5, 16),
+        (25, 32, 5, 25),
+        (100, 128, 1, 128),
+        (9, 12, 16, 12),
+    ],
+)
+def test_queries_of_a_class_have_as_many_tiles(
+    queries: int, most: int, group: int, found: int
+) -> None:
+    """Of heads that share tiles of 64, 128 and 256 rows by whole queries."""
+    assert shared(queries, most, group) == found
+    for rows in (64, 128, 256):
+        if 1 < group <= rows and -(-queries // (rows // group)) < 32:
+            assert -(-found // (rows // group)) == -(-queries // (rows // group))
 
 
 @given(

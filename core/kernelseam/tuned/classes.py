@@ -3,9 +3,10 @@ a tuned choice.
 
 A class is the spec (dtypes, views, options, access width of rows), the extents that a model fixes
 (heads, head_dim, hidden), exactly, and the extents that vary by request in steps: rows of products
-exactly below 64, then in 64s, then by the five leading bits of those, and queries, those of a
-group's heads together, and keys likewise; columns and K by six bits, and by what divides them; up
-to 64 queries and their keys in steps of half an octave, their batch by four bits up to 64.
+exactly below 64, then in 64s, then by the five leading bits of those, and queries and keys
+likewise; columns and K by six bits, and by what divides them; up to 64 queries in steps of half an
+octave, their keys and their batch by four bits, larger batches too. Where heads share keys, queries
+of a class have as many tiles of whole queries of them.
 Of strides it has what costs look at: whether an axis repeats, whether axes follow one another
 without a gap, whether rows are whole lines of the cache, or a bias's multiples of 16 bytes.
 
@@ -32,6 +33,8 @@ Extents = tuple[dict[str, object], dict[str, int]]
 
 _FEW = 64
 """Rows below which a class has one number of them."""
+_TILE_ROWS = 64, 128, 256
+"""Rows of tiles that heads of a group may share."""
 _LINE = 64
 """Elements: a stride of so many, or of a multiple, is one of whole lines."""
 _CHUNK_BYTES = 16
@@ -51,6 +54,13 @@ row."""
 def about(n: int) -> int:
     """The nearest power of √2 on a logarithmic scale; 0 for 0."""
     return round(2 ** (round(2 * math.log2(n)) / 2)) if n > 0 else 0
+
+
+@recorded
+def near(n: int) -> int:
+    """The nearest number of four leading bits, eight steps an octave; exact below 16."""
+    step = 1 << max(n.bit_length() - 4, 0)
+    return (n + step // 2) // step * step
 
 
 @recorded
@@ -74,9 +84,21 @@ def rows(n: int) -> int:
 @recorded
 def entries(n: int) -> int:
     """The largest batch of a class of few queries, whose tiles or parts of keys fill a device or
-    not: exact up to 16, by four leading bits up to 64, then as ``rows``."""
+    not: exact up to 16, then by four leading bits."""
     cut = max(n.bit_length() - 4, 0)
-    return rows(n) if n > _FEW else -(-n >> cut) << cut
+    return -(-n >> cut) << cut
+
+
+@recorded
+def shared(n: int, most: int, group: int) -> int:
+    """The largest number of queries, up to ``most``, of a class in which ``group`` heads have as
+    many tiles of 64, 128 and 256 rows, where they share them by whole queries; tiles by five
+    leading bits."""
+    for tile_rows in _TILE_ROWS if group > 1 else ():
+        tiles = -(-n // (tile_rows // group)) if tile_rows >= group else 0
+        cut = max(tiles.bit_length() - 5, 0)
+        most = min(most, (-(-tiles >> cut) << cut) * (tile_rows // group)) if tiles else most
+    return most
 
 
 @recorded
@@ -162,11 +184,12 @@ def _sign(x: float) -> float:
 
 def _attention(p: Any) -> Any:
     spec = p.spec
+    group = p.head_group if 0 < p.head_group < _FEW else 1  # heads that may share a tile's rows
     if p.S_q <= _FEW:
-        batch, s_q, s_k = entries(p.batch), few(p.S_q), about(p.S_k)
+        batch, s_q, s_k = entries(p.batch), shared(p.S_q, few(p.S_q), group), near(p.S_k)
     else:
-        group = p.head_group if 0 < p.head_group < _FEW else 1  # heads that may share a tile's rows
-        batch, s_q, s_k = rows(p.batch), rows(p.S_q * group) // group, rows(p.S_k)
+        batch = entries(p.batch) if p.batch > _FEW else p.batch
+        s_q, s_k = shared(p.S_q, rows(p.S_q), group), rows(p.S_k)
     if spec.batch_invariant:
         batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH
     width = -(-s_k // p.page_size) if p.page_size else 0
