@@ -163,22 +163,29 @@ class Paged(Ragged):
 
 class PagedPrefill(Ragged):
     def plan(  # type: ignore[override]
-        self, qo: Tensor, *given: Any, causal: bool
+        self, qo: Tensor, *given: Any, causal: bool = False, custom_mask: Tensor | None = None
     ) -> None:
         self.indptr, self.indices, self.last, heads, kv_heads, dim, self.size = given
-        assert (heads, kv_heads, dim, causal) == (H, H_KV, D, True)
-        self.queries = qo
+        assert (heads, kv_heads, dim, causal) == (H, H_KV, D, custom_mask is None)
+        self.queries, self.seen = qo, custom_mask
 
     def rows(self, b: int, pages: Tensor, keys: int) -> Tensor:
         mine = self.indices[self.indptr[b] : self.indptr[b + 1]].long()
         return pages[mine].flatten(0, 1)[:keys]
 
     def run(self, q: Tensor, pages: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
-        found = []
+        found, at = [], 0
         for b, (first, end) in enumerate(pairwise(self.queries.tolist())):
             n = int(self.indptr[b + 1] - self.indptr[b] - 1) * self.size + int(self.last[b])
             keys, values = (self.rows(b, x, n) for x in pages)
-            found.append(softmax_attention(q[first:end], keys, values, True)[0])
+            if self.seen is None:
+                found.append(softmax_attention(q[first:end], keys, values, True)[0])
+                continue
+            seen = self.seen[at : at + (end - first) * n].reshape(-1, n)
+            at += seen.numel()
+            # a query at a time, over the keys that it sees
+            rows = zip(q[first:end, None], seen, strict=True)
+            found += [softmax_attention(x, keys[s], values[s])[0] for x, s in rows]
         return torch.cat(found)
 
 
@@ -292,6 +299,12 @@ def reshape_and_cache_flash(
     assert (kind, k_scale.item(), v_scale.item()) == ("auto", 1, 1)
     for pages, x in ((k_pages, k), (v_pages, v)):
         pages.view(-1, *pages.shape[2:])[slots[slots >= 0]] = x[slots >= 0]
+
+
+def cp_gather_cache(pages: Tensor, out: Tensor, table: Tensor, starts: Tensor, batch: int) -> None:
+    for b, (first, end) in enumerate(pairwise(starts.tolist())):
+        out[first:end] = pages[table[b].clamp(min=0).long()].flatten(0, 1)[: end - first]
+    assert batch == len(table)
 
 
 def copy_blocks(keys: list[Tensor], values: list[Tensor], pairs: Tensor) -> None:
@@ -414,6 +427,13 @@ def names(row: str) -> dict[str, Any]:
         "last_page_len": torch.tensor([1, 4, 2], dtype=torch.int32),
         **{n: normal(5, H_KV, D) for n in ("k_new", "v_new")},
         "cu_seqlens_new": torch.tensor([0, 2, 3, 5], dtype=torch.int32),
+        "cu_lengths": torch.tensor([0, 5, 13, 15], dtype=torch.int32),
+        "gathered": torch.zeros(15, RANK + ROTATED),
+        # Two beside each other, one, and one after the other.
+        "ancestors": torch.tensor([0b01, 0b10, 0b1, 0b01, 0b11], dtype=torch.int32),
+        "drafts_see": torch.tensor(
+            [*[1, 1, 1, 1, 0], *[1, 1, 1, 0, 1], *[1] * 8, *[1, 0, 1, 1]]
+        ).bool(),
         "slot_mapping": torch.tensor([3, -1, 0, 27, 11]),
         "pairs": torch.tensor([[6, 1], [0, 4]]),
         "q_new": normal(5, H, D),
@@ -436,6 +456,7 @@ def names(row: str) -> dict[str, Any]:
         "ops": SimpleNamespace(
             reshape_and_cache_flash=reshape_and_cache_flash,
             copy_blocks=copy_blocks,
+            cp_gather_cache=cp_gather_cache,
             concat_and_cache_mla=concat_and_cache_mla,
             merge_attn_states=merge_attn_states,
         ),
@@ -528,7 +549,7 @@ def test_a_row(theirs: str, ours: str) -> None:
 
 def test_all_are_there() -> None:
     """Causal alignment first, then each library that is named."""
-    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 40
+    assert len(ROWS) == len(BLOCKS) == len(set(NAMES)) == 42
     assert all("top left" in n or "bottom right" in n for n in NAMES[:3])
     starts = [n.partition(":")[0] for n in NAMES]
     assert list(dict.fromkeys(starts)) == [
