@@ -16,9 +16,9 @@ from sm90_probe import Change, Launch, run  # noqa: E402
 KEYS, STEP, FIELDS = 64, 32, 11
 TILES = f"""
 #include "sm90/attention/backward/tiles.h"
-KS_KERNEL(16, 1) probe(const i64* n, const int* q_offsets, const int* k_offsets, i64* out, i64* blocks, i64* earlier) {{
+KS_KERNEL(16, 1) probe(const i64* n, const int* prefixes, const int* q_offsets, const int* k_offsets, i64* out, i64* blocks, i64* earlier) {{
   if (thread_index() != 0) return;
-  const Band band{{(int)n[12], (int)n[13]}};
+  const Band band{{(int)n[12], (int)n[13], prefixes}};
   const SumBlocks sums{{(int)n[8], (int)n[9], (int)n[6] * (int)n[7]}};
   int walk[2] = {{0, 0}};
   TileScheduler<{KEYS}> scheduler{{{{{{}}, (int)n[0], (int)n[1], (int)n[2], (int)n[3], (int)n[4], (int)n[5], (int)n[6], (int)n[7], (int)n[16], sums}},
@@ -43,6 +43,11 @@ class Walk(Launch):
     in_order: bool = False
     head_parts: int = 1
     """Heads that share the keys of one."""
+    prefixes: tuple[int, ...] = ()
+    """Of entries: keys that every query sees."""
+
+    def sees(self, entry: int, i: int, j: int) -> bool:
+        return super().sees(entry, i, j) or (bool(self.prefixes) and j < self.prefixes[entry])
 
 
 WALKS = {
@@ -62,13 +67,31 @@ WALKS = {
     "causal-sequences": Walk(
         5, 3, 130, 130, causal=True, q=(70, 0, 64, 130, 1), k=(90, 40, 7, 100, 33), head_group=2
     ),
+    "prefix": Walk(4, 3, 350, 370, causal=True, section=4, prefixes=(0, 100, 64, 1000)),
+    "prefix-of-few-keys": Walk(2, 2, 350, 70, causal=True, section=2, prefixes=(20, 70)),
+    "prefix-before-a-window": Walk(
+        4, 2, 330, 500, window=(63, 3), section=3, prefixes=(0, 70, 128, 499)
+    ),
+    "prefix-before-a-window-behind-the-keys": Walk(
+        2, 1, 200, 200, window=(-40, 100), prefixes=(10, 190)
+    ),
+    "prefix-of-sequences": Walk(
+        4,
+        2,
+        230,
+        330,
+        causal=True,
+        q=(170, 0, 64, 230),
+        k=(190, 40, 7, 330),
+        prefixes=(9, 3, 50, 200),
+    ),
 }
 
 
 def backwards(walk: Walk, entry: int, head: int) -> bool:
     """Whether the tiles of a head walk from the last query to the first: in order, under a causal
     mask, in the last section of each cycle."""
-    plain = walk.causal and walk.window is None and not walk.q
+    plain = walk.causal and walk.window is None and not walk.q and not walk.prefixes
     last, own = (
         n // walk.section for n in (walk.batch * walk.heads - 1, entry * walk.heads + head)
     )
@@ -114,7 +137,8 @@ def check_walk(walk: Walk, change: Change) -> None:
     constants: dict[str, int | str] = {
         "CAUSAL": int(walk.causal),
         "WINDOW": int(walk.window is not None),
-        **dict.fromkeys(("PREFIX", "MASK", "ALIBI", "SOFTCAP", "SINKS", "LENGTHS", "GROUPED"), 0),
+        "PREFIX": int(bool(walk.prefixes)),
+        **dict.fromkeys(("MASK", "ALIBI", "SOFTCAP", "SINKS", "LENGTHS", "GROUPED"), 0),
         "BIAS": "void",
         **dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), packed),
         "DQK": 64,
@@ -124,7 +148,8 @@ def check_walk(walk: Walk, change: Change) -> None:
         "STEP": STEP,
         "IN_ORDER": int(walk.in_order),
     }
-    run(TILES, constants, change, given, *offsets, out, blocks, earlier)
+    prefixes = np.array(walk.prefixes or (0,), np.int32)
+    run(TILES, constants, change, given, prefixes, *offsets, out, blocks, earlier)
     found = [tuple(int(x) for x in row) for row in out if row[0] >= 0]
     assert sorted((e, h, n) for e, h, n, *_ in found) == tiles, "every tile once"
 
@@ -189,6 +214,23 @@ BUGS = {
     ),
     "keys-of-another-head": ("(u32)w.kv_head / (u32)count.head_parts", "w.kv_head", "causal-parts"),
     "steps-of-one-head": (" * count.head_group : 0", " : 0", "plain"),
+    "tiles-of-a-prefix": ("max_of(everyone - 1 - w.tile, 0) +", "", "prefix"),
+    "tiles-of-a-prefix-and-of-the-band": (
+        "max_of(max_of(key / keys, everyone), w.tile + 1)",
+        "max_of(key / keys, w.tile + 1)",
+        "prefix-before-a-window",
+    ),
+    "band-behind-the-keys": (
+        "(key < w.S_k ? max_of(end - begin, 0) : 0)",
+        "max_of(end - begin, 0)",
+        "prefix-before-a-window-behind-the-keys",
+    ),
+    "band-before-the-keys": (
+        "if (Config::PREFIX) end = max_of(end, 0);",
+        "",
+        "prefix-of-few-keys",
+    ),
+    "queries-of-a-prefix": ("if (key < w.prefix) begin = 0,", "if (key < w.prefix)", "prefix"),
     "tiles-of-a-sequence": ("before += tiles * count.kv_heads", "before += tiles", "sequences"),
 }
 

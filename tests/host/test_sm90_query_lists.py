@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("kernelseam_cuda", reason="kernelseam-cuda is not installed")
 from kernelseam.contract import LaunchConfig  # noqa: E402
+from kernelseam.kernels.expression import EXPRESSION  # noqa: E402
 from mutant import Mutant  # noqa: E402
 from sm90_probe import Change, as_it_is, run  # noqa: E402
 
@@ -40,6 +41,12 @@ LISTED: dict[str, int | str] = {
 }
 
 
+def with_mask(change: Change) -> Change:
+    """With a mask_mod, by which tiles have lists; it hides nothing."""
+    mask = Mutant("mask", EXPRESSION, "HAS_MASK = false", "HAS_MASK = true", "", "", "")
+    return lambda made: change(mask(made))
+
+
 def check_lists(change: Change) -> None:
     """A tile of keys has the blocks of queries that some of its keys are seen by, each with the
     number of later tiles that have it, too. A block that sees nothing is the first tile's."""
@@ -57,7 +64,7 @@ def check_lists(change: Change) -> None:
         more = 3  # tiles that only longer sequences have
         lists = np.full((tiles + more, length), 0xFFFFFFFF, np.uint32)
         numbers = np.array([S_q, S_k, tiles + more, words, length], np.int64)
-        run(LISTS, LISTED, change, given, numbers, lists)
+        run(LISTS, LISTED, with_mask(change), given, numbers, lists)
         seen = set(np.nonzero(some)[0].tolist())
         for tile in range(tiles):
             expected = [
@@ -151,7 +158,7 @@ def check_places(change: Change, packed: bool) -> None:
     out = np.full((batch * kv_heads * key_tiles + 1, 7), -1, np.int64)
     views = dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), int(packed))
     given_numbers = np.array(numbers, np.int64)
-    run(LISTED_TILES, LISTED | views, change, given, given_numbers, *offsets, lists, out)
+    run(LISTED_TILES, LISTED | views, with_mask(change), given, given_numbers, *offsets, lists, out)
     done = dict[tuple[int, int, int], int]()
     for entry, head, _, steps, first, stop, at in out[out[:, 0] >= 0].tolist():
         assert (first, steps) == (0, stop)
@@ -212,7 +219,7 @@ def check_hidden(
     seen = np.full(sum(q * k for q, k in extents), -1, np.int64)
     warps = LaunchConfig((1, 1, 1), (8 * 16, 1, 1), 0)
     arrays = np.array([prefix], np.int32), np.array(given, np.int64), seen
-    run(HIDDEN, constants, change, *arrays, config=warps)
+    run(HIDDEN, constants, with_mask(change), *arrays, config=warps)
     first = 0
     for (S_q, S_k), (rows, columns) in zip(SHAPES, extents, strict=True):
         i, j = np.arange(rows)[:, None], np.arange(columns)[None]

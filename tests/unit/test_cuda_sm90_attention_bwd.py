@@ -41,7 +41,6 @@ def problem(
         ({"dtype_out": DType.float32}, "dtype_out is not supported by this kernel"),
         ({"head_dim": 100, "value_dim": 80}, "head dims 100/80: it takes multiples of 8 up to 256"),
         ({"head_dim": 64, "value_dim": 264}, "head dims 64/264: it takes multiples of 8 up to 256"),
-        ({"mask": True, "prefix": True}, "a prefix beside a bias or a mask in memory"),
         (
             {"bias": DType.float16, "head_dim": 136, "value_dim": 128},
             "scores or masks by element of head dims 136/128: it takes up to 128",

@@ -1,4 +1,4 @@
-"""Hopper's gradients under a mask_mod or a prefix: whose lists of queries are made, where they
+"""Hopper's gradients under a mask_mod: whose lists of queries are made, where they
 lie, and what is refused. Nothing here needs a GPU."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def problem(
 @pytest.mark.parametrize(
     ("expression", "spec", "lists"),
     [
-        (None, {"causal": True, "prefix": True}, 3),
+        (MASKED, {"causal": True, "prefix": True}, 3),
         (MASKED, {}, 1),
         (MASKED, {"lengths": True}, 3),
         (MASKED, {"q_view": "packed", "kv_view": "packed"}, 3),
@@ -93,8 +93,9 @@ def test_sums_under_a_mask_mod_always_have_an_order() -> None:
     p = problem()
     free = AttentionBwdSpec(p.forward.spec, deterministic=False)
     assert [t.in_order for t in KERNEL.tiles(free, ROW)] == [True]
-    plain = replace(free, forward=replace(p.forward.spec, expression=None))
-    assert [t.in_order for t in KERNEL.tiles(plain, ROW)] == [False, True]
+    for changes in ({}, {"prefix": True}):
+        plain = replace(free, forward=replace(p.forward.spec, expression=None, **changes))
+        assert [t.in_order for t in KERNEL.tiles(plain, ROW)] == [False, True]
 
 
 @pytest.mark.parametrize(

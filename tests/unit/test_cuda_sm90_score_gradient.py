@@ -108,6 +108,19 @@ def test_what_a_score_mod_returns_has_its_gradient_elsewhere() -> None:
     assert KERNEL.refuse(of_scores, ROW) == "the gradient by what a score_mod returns"
 
 
+def test_a_bias_under_a_prefix_has_its_gradient_here_without_a_window() -> None:
+    p = problem("-hij", 512)
+
+    def refused(**options: bool) -> str | None:
+        forward = replace(p.forward, spec=replace(p.forward.spec, prefix=True, **options))
+        return KERNEL.refuse(
+            replace(p, spec=replace(p.spec, forward=forward.spec), forward=forward), ROW
+        )
+
+    assert refused(causal=True) is None
+    assert refused(window=True) == "the gradient of a bias under a prefix beside a window"
+
+
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("bias", [F16, BF16, F32])
 @pytest.mark.parametrize("dim", [8, 64, 72, 96, 128])

@@ -20,7 +20,7 @@
 // taken in that order, so a tile that is waited for has begun. Extra memory: sums.h.
 //
 // Biases, masks in memory, ALiBi and score_mods are computed by element, in place of a step's products: elements.h. What a bias takes is
-// made by a launch of its own: score_gradient.h. Under a mask_mod or a prefix a tile walks over a list of blocks of queries (query_lists.h), whose scores
+// made by a launch of its own: score_gradient.h. Under a mask_mod a tile walks over a list of blocks of queries (query_lists.h), whose scores
 // are masked where some pair is hidden: the loading thread leaves a step's block and head beside its row values, and the thread that waits
 // for the sums of dq says whose they are.
 //
@@ -49,7 +49,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   const Maps maps{q_map, dout_map, k_map, v_map, dk_map, dv_map};
   const Rings rings{{shared_address(storage.k_ring)}, {shared_address(storage.v_ring)}, {shared_address(storage.q_ring)}, {shared_address(storage.dout_ring)},
                     {shared_address(storage.ds_ring)}, {shared_address(storage.semaphores)}};
-  const Band band{score.left, score.right};
+  const Band band{score.left, score.right, score.prefixes};
 
   if (thread_index() == 0) {
     rings.k.init(CONSUMERS / WARP + GROUPS * Config::IN_ORDER);

@@ -18,7 +18,7 @@ static_assert(DS_STAGES == 2, "ds of a step is written before dq of the last one
 constexpr bool RAGGED_QUERIES = Config::Q_VIEW == PACKED, RAGGED_KEYS = Config::KV_VIEW == PACKED || Config::LENGTHS;
 
 // Whether the first step of a consumer's keys may be left out: causal, where blocks of queries are no longer than a consumer's keys.
-constexpr bool SKIPS = Config::CAUSAL && !Config::WINDOW && STEP == 64 && O_STAGES == STAGES && !LISTED;
+constexpr bool SKIPS = Config::CAUSAL && !Config::WINDOW && STEP == 64 && O_STAGES == STAGES && !Config::PREFIX && !LISTED;
 
 // Whether row values are loaded before the products that they are subtracted from are there: up to 5 % of the time (H200). With 128
 // queries a step registers are too few, and it was 1 to 8 % slower.

@@ -173,7 +173,8 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           if (!LISTED && (some_hidden(band, ahead, tail) || m * STEP + STEP > w.S_q)) elements.hide(s, band, key0, ahead, m * STEP);
           if (!LAST) next_queries(), elements.fetch(m * STEP);
         } else if (!LISTED && some_hidden(band, ahead, tail)) {
-          mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
+          if constexpr (Config::PREFIX) elements.hide(s, band, key0, ahead, query, hidden_score());
+          else mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
         }
         if constexpr (LISTED) elements.hide_listed(s, storage.listed[q.stage].block, band, key0, ahead, tail);
 #pragma unroll

@@ -1,4 +1,4 @@
-// Before the gradients under a mask_mod or a prefix: the blocks of queries that each tile of keys meets (tiles.h: ListedBlock), of the words that
+// Before the gradients under a mask_mod: the blocks of queries that each tile of keys meets (tiles.h: ListedBlock), of the words that
 // visible_blocks.h makes of blocks of STEP queries and KEYS keys. A block whose queries see no key goes to the first tile: somebody has to
 // store its sums.
 //

@@ -13,8 +13,8 @@
 #include "sm90/attention/backward/sums.h"
 #include "sm90/pipeline.h"
 
-// Whether a tile of keys meets the blocks of queries that a list names (query_lists.h): a mask_mod or a prefix leaves gaps.
-constexpr bool LISTED = Expression::HAS_MASK || Config::PREFIX;
+// Whether a tile of keys meets the blocks of queries that a list names (query_lists.h): a mask_mod leaves gaps.
+constexpr bool LISTED = Expression::HAS_MASK;
 static_assert(!LISTED || Config::IN_ORDER, "a list has the place of its tile in the order of sums");
 struct ListedBlock {
   u32 bits;
@@ -32,7 +32,7 @@ template<> struct ListArguments<true> {
 };
 
 // Whether some tiles walk over their queries from the last to the first.
-constexpr bool BACKWARDS = Config::IN_ORDER && Config::CAUSAL && !Config::WINDOW && Config::KV_VIEW != PACKED && !LISTED;
+constexpr bool BACKWARDS = Config::IN_ORDER && Config::CAUSAL && !Config::WINDOW && Config::KV_VIEW != PACKED && !Config::PREFIX && !LISTED;
 
 // A tile of keys, and the blocks of every head's queries that see one of them, from `first` until before `stop`, which lies behind it
 // or, BACKWARDS, before it; LISTED, these are places in `list`. steps: those of all heads of the group.
@@ -41,7 +41,10 @@ struct alignas(16) WorkTile {
   int first, stop, S_q, S_k;
   int q_first, k_first;
   union {
-    int key_head;     // whose keys and values it reads; kv_head has a part of the heads that share them, and gradients of its own
+    struct {
+      int key_head;  // whose keys and values it reads; kv_head has a part of the heads that share them, and gradients of its own
+      int prefix;
+    };
     const u32* list;  // LISTED; then kv_head's
   };
   // From a block to the next.
@@ -63,6 +66,8 @@ struct TileCount : ListArguments<LISTED> {
 // Which queries see a key, and the other way round: key j is visible to query i iff −left ≤ j − i − shift ≤ right (causal: right = 0).
 struct Band {
   int left, right;
+  const int* prefixes = nullptr;  // of sequences: how many keys every query sees
+  KS_DEVICE int prefix(int batch, int S_k) const { return Config::PREFIX ? min_of(max_of(prefixes[batch], 0), S_k) : 0; }
   KS_DEVICE int reach() const { return Config::WINDOW ? right : 0; }
   // The first query that sees key j or a later one, and the one after the last that sees key j or an earlier one.
   KS_DEVICE int begin(int j, int shift) const { return Config::CAUSAL || Config::WINDOW ? max_of(j - shift - reach(), 0) : 0; }
@@ -72,7 +77,8 @@ struct Band {
   // How many tiles of `keys` keys the queries of the block that begins at i meet, from the first that they may; of all that is
   // before S_k.
   KS_DEVICE int tiles_met(int i, int shift, int S_k, int keys) const {
-    const int end = Config::CAUSAL || Config::WINDOW ? min_of(i + STEP + shift + reach(), S_k) : S_k;
+    int end = Config::CAUSAL || Config::WINDOW ? min_of(i + STEP + shift + reach(), S_k) : S_k;
+    if (Config::PREFIX) end = max_of(end, 0);
     return (u32)(end + keys - 1) / keys;
   }
   // Whether no query of block m sees a key, so that nobody adds to its sums.
@@ -81,7 +87,12 @@ struct Band {
   }
   // How many tiles of `keys` keys add before w to the block of queries m: those of later keys, where it walks backwards of earlier.
   KS_DEVICE int earlier(const WorkTile& w, int m, int keys) const {
-    return w.way() < 0 ? w.tile : tiles_met(m * STEP, w.S_k - w.S_q, w.S_k, keys) - 1 - w.tile;
+    const int shift = w.S_k - w.S_q, end = tiles_met(m * STEP, shift, w.S_k, keys);
+    if constexpr (!Config::PREFIX) return w.way() < 0 ? w.tile : end - 1 - w.tile;
+    // Tiles that have some of the prefix, and behind them those of the band.
+    const int everyone = divide_up(w.prefix, keys), key = Config::WINDOW ? max_of(m * STEP + shift - left, 0) : 0;
+    const int begin = max_of(max_of(key / keys, everyone), w.tile + 1);
+    return max_of(everyone - 1 - w.tile, 0) + (key < w.S_k ? max_of(end - begin, 0) : 0);
   }
 };
 
@@ -141,8 +152,12 @@ template<int KEYS> struct TileScheduler {
     } else {
       const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
       w.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
-      const int begin = (u32)band.begin(key, shift) / STEP;
-      const int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
+      int begin = (u32)band.begin(key, shift) / STEP;
+      int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
+      if constexpr (Config::PREFIX) {
+        w.prefix = band.prefix(w.batch, S_k);
+        if (key < w.prefix) begin = 0, end = divide_up(s.S_q, STEP);
+      }
       w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;
       w.steps = key < S_k ? max_of(end - begin, 0) * count.head_group : 0;
     }

@@ -127,7 +127,7 @@ def has_mask_mod(spec: AttentionSpec) -> bool:
 
 def is_listed(spec: AttentionSpec) -> bool:
     """Whether there may be gaps among the queries that see a key: a list names their blocks."""
-    return spec.prefix or (spec.expression is not None and has_mask_mod(spec))
+    return has_mask_mod(spec)
 
 
 def by_pair(spec: AttentionSpec) -> bool:

@@ -261,15 +261,18 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
     if not by_pair(spec):
         return None
     if is_listed(spec):
-        which = "a prefix" if spec.prefix else "a mask_mod"
         if spec.bias or spec.mask:
-            return f"{which} beside a bias or a mask in memory"
+            return "a mask_mod beside a bias or a mask in memory"
         if mask_axes(p)[1]:
             return "a mask_mod that tells heads apart"
         if max(p.S_q // _ROWS, p.S_k // _ROWS) >= _MOST_LISTED:
-            return f"S_q = {p.S_q}, S_k = {p.S_k} under {which}: lists hold {_MOST_LISTED} blocks"
+            return (
+                f"S_q = {p.S_q}, S_k = {p.S_k} under a mask_mod: lists hold {_MOST_LISTED} blocks"
+            )
     if problem.spec.score_gradient:
         return "the gradient by what a score_mod returns"
+    if problem.spec.bias_gradient and spec.prefix and spec.window:
+        return "the gradient of a bias under a prefix beside a window"
     if not tiles_of(spec):
         return f"scores or masks by element of head dims {spec.dims}: it takes up to {_ELEMENT_MAX}"
     return refuse_far_scores(p)

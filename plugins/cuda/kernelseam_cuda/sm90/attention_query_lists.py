@@ -1,5 +1,5 @@
 """Kernel definition of cuda_kernels/sm90/attention/backward/query_lists.h: which blocks of queries
-each tile of keys meets under a mask_mod or a prefix."""
+each tile of keys meets under a mask_mod."""
 
 from __future__ import annotations
 
