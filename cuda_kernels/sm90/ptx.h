@@ -282,6 +282,24 @@ KS_DEVICE int shuffle(int x, int from) {
 // The value of the lane `by` before this one; of the first lanes their own.
 template<class X> KS_DEVICE X shuffle_up(X x, int by) { return __shfl_up_sync(~0u, x, by); }
 template<class X> KS_DEVICE X uniform(X x) { return __shfl_sync(~0u, x, 0); }
+// Of a ballot over 32 neighbouring columns of a product, the bits of those that a lane has: two of eight.
+KS_DEVICE u32 own_columns(u32 x) {
+  x = x >> lane() % 4 * 2 & 0x03030303u;
+  x = (x | x >> 6) & 0x000f000fu;
+  return (x | x >> 12) & 0xffu;
+}
+// Whether all of a warp's x and y have the same second member, which is as long as the first, or 8 bytes.
+template<class X> KS_DEVICE bool are_alike(const X& x, const X& y) {
+  constexpr int WORDS = divide_up((int)sizeof(X), 4);
+  union Words { X x; u32 words[WORDS]; } a{x}, b{y};
+  bool alike = true;
+#pragma unroll
+  for (int i = divide_up(WORDS, 2); i < WORDS; i++) {
+    const u32 word = __shfl_sync(~0u, a.words[i], 0);
+    alike = alike && a.words[i] == word && b.words[i] == word;
+  }
+  return __ballot_sync(~0u, !alike) == 0;
+}
 
 // 16 bytes of fragments, from one warp to another as they lie.
 KS_DEVICE void store_fragment(u32 to, const u32 (&x)[4]) {

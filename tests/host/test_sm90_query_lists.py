@@ -192,7 +192,7 @@ KS_KERNEL(128, 1) probe(const int* prefixes, const i64* n, i64* seen) {
           float s[STEP / 2];
           for (int i = 0; i < STEP / 2; i++) s[i] = 0.f;
           const auto block = ListedBlock::of(m, n[2] || m * STEP + STEP > w.S_q, 0);
-          Elements{score, 0, 0, w, 0, own, x}.hide_listed(s, block, band, key0, m * STEP - (key0 - (w.S_k - w.S_q)), key0 + 64 > w.S_k);
+          Elements{score, 0, 0, w, 0, own, x}.hide_listed(s, block, band, key0, m * STEP - (key0 - (w.S_k - w.S_q)), key0 + 64 > w.S_k, {});
           for (int i = 0; i < STEP / 2; i++)
             seen[(m * STEP + i / 4 * 8 + x % 4 * 2 + i % 2) * width + own + x / 4 + 8 * (i / 2 % 2)] = s[i] == 0.f;
         }
@@ -260,8 +260,8 @@ ELEMENTS = "sm90/attention/backward/elements.h"
         (
             "band-left-to-the-word",
             ELEMENTS,
-            "block.masked() || some_hidden(band, ahead, tail)",
-            "block.masked()",
+            "if (some_hidden(band, ahead, tail) || query",
+            "if (block.masked() || query",
             ("causal", "prefix", "window"),
         ),
         (

@@ -26,6 +26,8 @@ true), ``OPERATIONS`` (of an element), ``AFFINE`` (score = a·x + b) and ``FACTO
 is one number for a tile: then there is ``float factor(tile)``). ``HAS_DIAGONAL``: whether what
 depends on the distance alone is worth its own computation; ``DIAGONAL_IS_BIT``: it is true or
 false, and nothing else; ``OPERATIONS_BESIDE``: what is left to an element then.
+``ROW_IS_LOADED``: whether row() reads arrays. ``COLUMNS_MAY_BE_ALIKE``: whether visible() reads one
+number of a key that many may share, as those of a document do; it is the last member.
 """
 
 from __future__ import annotations
@@ -314,6 +316,8 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
         "FACTOR_OF_TILE": of_tile,
         "HAS_DIAGONAL": by_distance,
         "DIAGONAL_IS_BIT": [n.type for n in kept["diagonal"]] == [Type.BOOLEAN],
+        "ROW_IS_LOADED": any(n.operation == "load" for n in order(kept["row"])),
+        "COLUMNS_MAY_BE_ALIKE": _may_be_alike(seen, kept["column"]),
     }
     lines += [f"  static constexpr bool {k} = {str(v).lower()};" for k, v in constants.items()]
     seen_beside = [beside["score"], beside["visible"]]
@@ -345,6 +349,13 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
 def _operations(functions: Sequence[Node]) -> int:
     """How many operations an element takes."""
     return sum(bool(n.arguments) and _LEVELS.of(n) == "element" for n in order(functions))
+
+
+def _may_be_alike(visible: Node, kept: Sequence[Node]) -> bool:
+    """Whether elements read of a key one number that is kept of it, and not its own."""
+    elements = (n for n in order([visible]) if _LEVELS.of(n) == "element")
+    own = coordinate("kv_idx") in [x for n in elements for x in n.arguments]
+    return not own and len(kept) == 1 and kept[0].type is not Type.BOOLEAN
 
 
 def _is_worthwhile(kept: Sequence[Node]) -> bool:

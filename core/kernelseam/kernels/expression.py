@@ -19,6 +19,7 @@ _NONE = """#pragma once
 struct Expression {
   static constexpr bool HAS_SCORE = false, HAS_MASK = false;
   static constexpr bool HAS_DIAGONAL = false, DIAGONAL_IS_BIT = false;
+  static constexpr bool ROW_IS_LOADED = false, COLUMNS_MAY_BE_ALIKE = false;
   static constexpr int OPERATIONS = 0, OPERATIONS_BESIDE = 0;
   struct Tile {};
   struct Row {};

@@ -96,6 +96,11 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       };
 
       Pair lse[AHEAD ? STEP / 8 : 1];  // of s's queries
+      Elements::StepRows rows;  // of s's queries, where a mask may hide some
+      auto load_rows = [&] {
+        if constexpr (Elements::FETCHES_ROWS)
+          if (const ListedBlock here = storage.listed[q.stage].block; here.masked()) rows = elements.see(here.block() * STEP);
+      };
       auto load_lse = [&] {
         if (AHEAD)
 #pragma unroll
@@ -176,7 +181,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           if constexpr (Config::PREFIX) elements.hide(s, band, key0, ahead, query, hidden_score());
           else mask_scores(s, band, ahead, key0, w.S_k, warp, lane);
         }
-        if constexpr (LISTED) elements.hide_listed(s, storage.listed[q.stage].block, band, key0, ahead, tail);
+        if constexpr (LISTED) elements.hide_listed(s, storage.listed[q.stage].block, band, key0, ahead, tail, rows);
 #pragma unroll
         for (int i = 0; i < STEP / 8; i++) {
           const Pair own = AHEAD ? lse[i] : load_pair(lse_rows + q.stage * ROW_BYTES + i * 32);
@@ -245,6 +250,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
         if (!LAST) start_s();
         multiply_rs<T, QK_COLUMNS, STEP / 16, 2048>(dk, ds, q_rows, true);
         wgmma_commit();
+        if (!LAST) load_rows();
         wgmma_wait<LAST ? 1 : 2>();
         add_dq(dq, ds_out);
         if (!LAST) {  // s under way across the loop's end would serialise all products; only dk may be
@@ -263,6 +269,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
       }
       elements.fetch(m * STEP);
       start_s();
+      load_rows();
       if (skips) {  // dout of that step was asked for before q of this one
         if (lane == 0) barrier_arrive(rings.dout.empty({last_stage(), 0}));
         rings.v.wait_full(kv);

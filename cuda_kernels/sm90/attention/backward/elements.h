@@ -158,6 +158,7 @@ struct Elements {
     static constexpr int WORDS = max_of((int)sizeof(Expression::Row) / 4, 1);
     union Words { Expression::Row row; u32 words[WORDS]; };
     Words own[STEP / WARP];
+    StepRows() = default;
     KS_DEVICE StepRows(const Expression& expression, const Expression::Tile& tile, int query, int lane) {
 #pragma unroll
       for (int i = 0; i < STEP / WARP; i++) own[i].row = expression.row(tile, query + WARP * i + lane);
@@ -171,12 +172,26 @@ struct Elements {
       return to.row;
     }
   };
+  // Whether it is asked for a step ahead: of memory alone.
+  static constexpr bool FETCHES_ROWS = LISTED && Expression::HAS_MASK && Expression::ROW_IS_LOADED && StepRows::WORDS <= 4;
+  KS_DEVICE StepRows see(int query) const {
+    const Expression own = score.captured();
+    return {own, own.tile(w.batch, head, w.S_q, w.S_k), query, lane};
+  }
   // Scores, or their tanh, of pairs that a mask_mod hides.
-  KS_DEVICE void hide_by_mask(float (&s)[STEP / 2], int query, float hidden) const {
+  KS_DEVICE void hide_by_mask(float (&s)[STEP / 2], int query, float hidden, const StepRows& rows) const {
     const Expression own = score.captured();
     const Expression::Tile tile = own.tile(w.batch, head, w.S_q, w.S_k);
     const Expression::Column columns[2] = {own.column(tile, key() + lane / 4), own.column(tile, key() + lane / 4 + 8)};
-    const StepRows rows(own, tile, query, lane);
+    if (Expression::COLUMNS_MAY_BE_ALIKE && are_alike(columns[0], columns[1])) {
+      u32 seen = 0;
+#pragma unroll
+      for (int i = 0; i < STEP / WARP; i++) seen |= own_columns(__ballot_sync(~0u, own.visible(tile, rows.own[i].row, columns[0]))) << WARP / 4 * i;
+#pragma unroll
+      for (int i = 0; i < STEP / 2; i++)
+        if (!(seen >> (i / 4 * 2 + i % 2) & 1)) s[i] = hidden;
+      return;
+    }
 #pragma unroll
     for (int two = 0; two < STEP / 4; two++) {
       const int place = two / 2 * 8 + two % 2, further = place + lane % 4 * 2;
@@ -209,9 +224,11 @@ struct Elements {
   }
 
   // Of a LISTED step: the band, which its block does not know of, and where that is masked the rest.
-  KS_DEVICE void hide_listed(float (&s)[STEP / 2], const ListedBlock& block, const Band& band, int key0, int ahead, bool tail) const {
+  KS_DEVICE void hide_listed(float (&s)[STEP / 2], const ListedBlock& block, const Band& band, int key0, int ahead, bool tail, const StepRows& rows) const {
     const float hidden = BY_ELEMENT ? -infinity() : hidden_score();
-    if (block.masked() || some_hidden(band, ahead, tail)) hide(s, band, key0, ahead, block.block() * STEP, hidden);
-    if (Expression::HAS_MASK && block.masked()) hide_by_mask(s, block.block() * STEP, hidden);
+    const int query = block.block() * STEP;
+    if (some_hidden(band, ahead, tail) || query + STEP > w.S_q) hide(s, band, key0, ahead, query, hidden);
+    if constexpr (Expression::HAS_MASK)
+      if (block.masked()) hide_by_mask(s, query, hidden, FETCHES_ROWS ? rows : see(query));
   }
 };
