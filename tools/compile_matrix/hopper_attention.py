@@ -216,7 +216,7 @@ def attention_bwd(kernel: Any) -> Iterator[Covered]:
     for elements, gradient, often in (
         (AttentionSpec(bf16, 128, 128, lse=True, bias=bf16), True, True),
         (AttentionSpec(f16, 64, 64, True, True, bias=f16), True, False),
-        (AttentionSpec(bf16, 128, 128, True, True, bias=DType.float32), True, False),
+        (AttentionSpec(bf16, 128, 128, True, True, prefix=True, bias=DType.float32), True, False),
         (AttentionSpec(bf16, 128, 128, lse=True, mask=True), False, True),
         (AttentionSpec(f16, 64, 64, lse=True, mask=True, bias=f16), True, False),
         (AttentionSpec(bf16, 128, 128, lse=True, alibi=True, bias=bf16), True, False),

@@ -251,6 +251,8 @@ def _gradients() -> Iterator[BackwardCase]:
                 shared["kv_lengths"] = 30, 160
             yield gradients(kind, "many-tiles-bias", bias_gradient=True, **shared, **both)
             yield gradients(f"{kind}-causal", "many-tiles-mask", mask="random", **both)
+            more: dict[str, Any] = {"bias": bias, "bias_gradient": True, "prefix": (90, 30)}
+            yield gradients(f"{kind}-causal", "many-tiles-prefix-bias", **both, **more)
             both = {"S_q": 600, "S_k": 600, **_heads(1)}
             yield gradients(kind, "many-tiles-documents", mods="documents", **both)
             yield gradients(f"{kind}-causal", "many-tiles-prefix", prefix=(250,), **both)
