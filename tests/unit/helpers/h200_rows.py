@@ -130,6 +130,17 @@ HOPPER = (
     ),
     product(8192, 32, 32, 32, "float16", {"cublas": 29.9, "shared": 14.5}, layout="NN"),
     product(384, 1, 512, 64, "float16", {"cublas": 7.9, "sm90": 10.8}),
+    # thin ones, whose tiles all read the same few lines of A
+    product(
+        *(1, 24, 38464, 24, "float16"),
+        {"cublas": 3.9, "sm90": 8.4, "shared": 8.5},
+        layout="NN",
+    ),
+    product(
+        *(1, 20, 21392, 56, "float16"),
+        {"cublas": 3.1, "sm90": 4.6, "shared": 4.8},
+        layout="NN",
+    ),
 )
 # lists: matrices that were allocated one by one, and matrices at uneven gaps of 16 bytes
 LISTS = tuple(

@@ -36,6 +36,19 @@ def end_bytes(p: GemmProblem, columns: int) -> int:
     return LINE * tiles * p.M * p.results if tiles > 1 else 0
 
 
+_SAME_LINES_SECONDS, _SAME_ROWS = 1.6e-8, 128
+
+
+def same_lines_seconds(p: GemmProblem, columns: int) -> float:
+    """Of a thin product whose tiles have so many columns: what L2 takes to serve the same few lines
+    of A to one tile after the other, twice as long from 129 rows on. (H200, halves, µs: 24×38464×24
+    8.4 by 301 tiles of Hopper's 128×128, 14.4 by 601 of 128×64, 11.8 by 1202 of the shared kernel's
+    32×32, cuBLAS 3.9; 129×28072×24 10.4 by 440 of 128×128, cuBLAS 5.7.)"""
+    if p.K * p.spec.dtype.itemsize > LINE:
+        return 0.0
+    return divide_up(p.N, columns) * min(divide_up(p.M, _SAME_ROWS), 2) * _SAME_LINES_SECONDS
+
+
 def gemm_work(p: GemmProblem, tile: GemmTile, device: Device) -> Work:
     """A block is a team's tile, times the teams."""
     spec, k = p.spec, divide_up(p.K, tile.bk) * tile.bk if p.reads_inputs else 0
@@ -52,7 +65,8 @@ def gemm_work(p: GemmProblem, tile: GemmTile, device: Device) -> Work:
         dtype=spec.dtype,
         rate=rate * (NARROW if narrow else 1.0),
         block_seconds=start + START_SECONDS / max(divide_up(tile.blocks(p), units), 1),
-        alone=k * p.summed / tile.bk * tile.slice_seconds / (tile.stages - 1)
-        if tile.stages > 1
-        else 0.0,
+        alone=max(
+            k * p.summed / tile.bk * tile.slice_seconds / max(tile.stages - 1, 1),
+            same_lines_seconds(p, tile.bn) / 2,
+        ),
     )

@@ -7,7 +7,7 @@ from kernelseam.costs import Work
 from kernelseam.descriptors.common.lists import LINE
 from kernelseam.descriptors.gemm.problem import GemmProblem
 from kernelseam.dtypes import DType
-from kernelseam.kernels.gemm.cost import end_bytes
+from kernelseam.kernels.gemm.cost import end_bytes, same_lines_seconds
 
 from kernelseam_cuda.sm90.gemm_tiling import SLICE_BYTES, grid_of_tiles, last_wave, slice_of
 from kernelseam_cuda.sm90.tiles import HopperGemmTile
@@ -133,5 +133,6 @@ def work(p: GemmProblem, tile: HopperGemmTile, device: Device) -> Work:
         dtype=DType.bfloat16,
         rate=rate,
         block_seconds=seconds + end,
+        alone=same_lines_seconds(p, tile.bn * (tile.cluster if tile.shared_a else 1)),
         overlap=_FEW_ROWS_OVERLAP if tile.few_rows else 2.0,
     )
