@@ -39,7 +39,6 @@ sys.path[:0] = [
     str(ROOT / folder)
     for folder in (
         "tests/plugins/thirdvendor",
-        "tests/plugins/broken",
         "tests/plugins/hostcpp",
         "tests/unit/helpers",
         "tests/host/helpers",

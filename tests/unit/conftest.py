@@ -6,11 +6,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+import strange_plugins
 from command_line import Answer, Command
 from fakecc import Toolchain
 from gloo_ranks import Ranks, ranks_of
@@ -43,6 +45,35 @@ def discovered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., plugin
             EntryPoint(m.rpartition(".")[2].replace("_", "-"), m, plugins.GROUP) for m in modules
         ]
         loaded = plugins.discover(entries)
+        monkeypatch.setattr(plugins, "_plugins", loaded)
+        planning.forget()
+        return loaded
+
+    yield use
+    planning.forget()
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., EntryPoint]]:
+    """``written(name, PLACE=line)``: the entry point of a plugin as strange_plugins.py says."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield partial(strange_plugins.write, tmp_path)
+    for name in set(sys.modules) - before:
+        if name.startswith("strange_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def strange(
+    written: Callable[..., EntryPoint], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., plugins.Plugins]]:
+    """``strange(PLACE=line)``: the reference, the strange plugin and the third vendor's are all
+    that the test sees."""
+
+    def use(**lines: str) -> plugins.Plugins:
+        third = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
+        loaded = plugins.discover([written("strange", **lines), third])
         monkeypatch.setattr(plugins, "_plugins", loaded)
         planning.forget()
         return loaded

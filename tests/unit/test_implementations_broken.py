@@ -21,6 +21,14 @@ from kernelseam.reference.attention_bwd import NumpyAttentionBwd
 from kernelseam.reference.merge import NumpyMerge
 
 Discovered = Callable[..., Any]
+RAISES = {"BUILD": "raise RuntimeError('the second wing is missing')", "DEVICES": "return ()"}
+LOSES_A_SUMMAND = {
+    "IMPORT": "from dataclasses import replace",
+    "BUILD": "return super().build(replace(problem, K=problem.K - 1), device)",
+    "DEVICES": "return ()",
+}
+"""Lines of a strange plugin, whose GEMM is the cheapest: one that takes every problem and builds
+none, and one that is wrong."""
 
 
 def operands(seed: int = 0) -> dict[str, Any]:
@@ -40,12 +48,12 @@ def error(x: dict[str, Any]) -> float:
     return float(abs(x["C"] - x["A"] @ x["B"]).max())
 
 
-def test_one_that_raises_in_build(discovered: Discovered) -> None:
-    discovered("kernelseam_broken.raises_in_build")
+def test_one_that_raises_in_build(strange: Discovered) -> None:
+    strange(**RAISES)
     x = operands()
     message = (
         r"^numpy computes gemm float64→float64 NN strided batch=1 heads=1 5×4×8 on numpy:0 "
-        r"\(cpu\), as faster implementations are broken\. raises-in-build: its build raised "
+        r"\(cpu\), as faster implementations are broken\. strange: its build raised "
         r"RuntimeError: the second wing is missing$"
     )
     with pytest.warns(BrokenImplementation, match=message) as warned:
@@ -55,18 +63,18 @@ def test_one_that_raises_in_build(discovered: Discovered) -> None:
     assert planned.implementation == "numpy" and error(x) < 1e-12
     assert [(c.implementation.name, c.refusal) for c in planned.choice.candidates] == [
         ("numpy", None),
-        ("raises-in-build", "its build raised RuntimeError: the second wing is missing"),
+        ("strange", "its build raised RuntimeError: the second wing is missing"),
     ]
-    assert "raises_in_build.py" in planned.choice.candidates[1].error
+    assert "strange_strange.py" in planned.choice.candidates[1].error
     again = plan(gemm(operands(1)))  # remembered: it is not tried a second time, nor warned of
     assert again.parts is planned.parts
     # whoever asks for it is told
     with pytest.raises(RuntimeError, match="^the second wing is missing$"):
-        plan(gemm(x), implementation="raises-in-build")
+        plan(gemm(x), implementation="strange")
 
 
-def test_a_remembered_failure_keeps_no_array(discovered: Discovered) -> None:
-    discovered("kernelseam_broken.raises_in_build")
+def test_a_remembered_failure_keeps_no_array(strange: Discovered) -> None:
+    strange(**RAISES)
 
     def work() -> weakref.ref[Any]:
         x = operands()
@@ -137,19 +145,19 @@ def test_too_little_memory_is_no_fault_of_the_implementation(discovered: Discove
     assert implementations[1].built == 0
 
 
-def test_one_that_computes_wrongly(discovered: Discovered) -> None:
-    discovered("kernelseam_broken.wrong_numbers")
+def test_one_that_computes_wrongly(strange: Discovered) -> None:
+    strange(**LOSES_A_SUMMAND)
     x = operands()
     planned = plan(gemm(x))
-    assert planned.implementation == "wrong-numbers"
+    assert planned.implementation == "strange"
     planned.bind()()
     assert error(x) > 0.1  # nobody asked
     with pytest.raises(WrongResult) as caught:
         planned.bind(check=True)()
     e = caught.value
-    assert (e.implementation, e.device) == ("wrong-numbers", "numpy:0 (cpu)")
+    assert (e.implementation, e.device) == ("strange", "numpy:0 (cpu)")
     assert str(e).startswith(
-        "wrong-numbers on numpy:0 (cpu) computes gemm float64→float64 NN strided batch=1 heads=1 "
+        "strange on numpy:0 (cpu) computes gemm float64→float64 NN strided batch=1 heads=1 "
         "5×4×8 wrongly: C["
     )
     assert str(e).endswith(
@@ -161,34 +169,37 @@ def test_one_that_computes_wrongly(discovered: Discovered) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "stage", "message"),
+    ("lines", "stage", "message"),
     [
-        ("raises_in_build", "build", "RuntimeError: the second wing is missing"),
+        (RAISES, "build", "RuntimeError: the second wing is missing"),
         (
-            "wrong_numbers",
+            LOSES_A_SUMMAND,
             "numbers",
-            "WrongResult: wrong-numbers on numpy:0 (cpu) computes gemm float16→float16",
+            "WrongResult: strange on numpy:0 (cpu) computes gemm float16→float16",
         ),
     ],
 )
 def test_doctor_names_the_culprit(
-    command: Callable[..., Any], discovered: Discovered, module: str, stage: str, message: str
+    command: Callable[..., Any],
+    strange: Discovered,
+    lines: dict[str, str],
+    stage: str,
+    message: str,
 ) -> None:
-    discovered(f"kernelseam_broken.{module}")
-    name = module.replace("_", "-")
+    strange(**lines)
     status, out, err = command("doctor", "--json")
     assert (status, err) == (0, "")
     report = json.loads(out)
     (failure,) = report["failures"]
-    assert (failure["plugin"], failure["stage"]) == (name, stage)
-    assert failure["message"].startswith(f"{name} of gemm on numpy:0 (cpu): {message}")
+    assert (failure["plugin"], failure["stage"]) == ("strange", stage)
+    assert failure["message"].startswith(f"strange of gemm on numpy:0 (cpu): {message}")
     assert failure["traceback"].startswith("Traceback")
     states = {
         f["implementation"]: f["state"] for f in report["examined"] if f["operation"] == "gemm"
     }
-    assert states == {"numpy": "right", name: "broken"}
+    assert states == {"numpy": "right", "strange": "broken", "acme-gemm": "right"}
     text = command("doctor")[1]
-    assert f"{name} failed at {stage}: " in text and "    Traceback (most" in text
+    assert f"strange failed at {stage}: " in text and "    Traceback (most" in text
     assert f"broken: at {stage}: " in text
     assert json.loads(command("doctor", "--json", "--no-check")[1])["examined"] == []
 
@@ -297,6 +308,6 @@ def test_doctor_tries_merges_and_gradients(
     assert states == {"numpy": "right", "careless": "broken"}
 
 
-def test_select_does_not_build(discovered: Discovered) -> None:
-    discovered("kernelseam_broken.raises_in_build")
-    assert select(gemm({}).problem(), find_device("numpy")).implementation.name == "raises-in-build"
+def test_select_does_not_build(strange: Discovered) -> None:
+    strange(**RAISES)
+    assert select(gemm({}).problem(), find_device("numpy")).implementation.name == "strange"

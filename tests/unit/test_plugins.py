@@ -13,28 +13,32 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+import strange_plugins
 from kernelseam import BatchedGemmStrided, plan, plugins
 from kernelseam.contract import CONTRACT_VERSION, PluginInfo
 from kernelseam.hookspecs import hookimpl
 from kernelseam.plugins import Plugins, discover
 
 MadeOnce = Callable[[str, Callable[[Path], None]], Path]
-DISTRIBUTIONS = Path(__file__).parents[1] / "plugins"
+THIRD_VENDOR = Path(__file__).parents[1] / "plugins" / "thirdvendor"
 GOOD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
 
 
-def broken(name: str) -> EntryPoint:
-    return EntryPoint(name, f"kernelseam_broken.{name.replace('-', '_')}", plugins.GROUP)
-
-
+ABSENT = EntryPoint("absent", "strange_absent", plugins.GROUP)
 KEPT_OUT = {
-    "absent": ("import", "ModuleNotFoundError: No module named 'kernelseam_broken.absent'"),
-    "raises-on-import": ("import", "RuntimeError: the vendor's library is damaged"),
+    "absent": ({}, "import", "ModuleNotFoundError: No module named 'strange_absent'"),
+    "raises-on-import": (
+        {"IMPORT": "raise RuntimeError('no library')"},
+        "import",
+        "RuntimeError: no library",
+    ),
     "no-info": (
+        {"END": "del kernelseam_info"},
         "kernelseam_info",
         "PluginError: kernelseam_info of 'no-info' must return one PluginInfo, got []",
     ),
     "other-contract": (
+        {"INFO": "return PluginInfo('strange', '1', 99)"},
         "contract",
         (
             "PluginError: plugin 'other-contract' has contract version 99, this core 2: install "
@@ -42,25 +46,37 @@ KEPT_OUT = {
         ),
     ),
     "unknown-hook": (
+        {"END": "@hookimpl\ndef kernelseam_teleport(): ..."},
         "kernelseam_info",
         "PluginValidationError: unknown hook 'kernelseam_teleport' in plugin",
     ),
     "wrong-arguments": (
+        {"END": "@hookimpl\ndef kernelseam_register(registry, moon): ..."},
         "kernelseam_info",
         "PluginValidationError: Plugin 'wrong-arguments' for hook 'kernelseam_register'",
     ),
     "takes-a-taken-name": (
+        {"REGISTER": "registry.add_backend(Backend('numpy', Runtime()))"},
         "kernelseam_register",
         "PluginError: backend 'numpy' is already registered by plugin 'reference'",
     ),
     "registers-twice": (
+        {"REGISTER": "registry.add_implementation(Gemm())"},
         "kernelseam_register",
         (
-            "PluginError: implementation 'twin' of gemm on numpy is already registered by plugin "
-            "'registers-twice'"
+            "PluginError: implementation 'strange' of gemm on numpy is already registered by "
+            "plugin 'registers-twice'"
         ),
     ),
 }
+"""Of a strange plugin, the lines that break it, the stage at which it is kept out, and why."""
+
+
+def broken(folder: Path) -> list[EntryPoint]:
+    """All of these, written into a folder."""
+    entries = [strange_plugins.write(folder, n, **lines) for n, (lines, *_) in KEPT_OUT.items()]
+    (folder / "strange_absent.py").unlink()
+    return entries
 
 
 def multiply(backend: str | None = None) -> None:
@@ -71,15 +87,17 @@ def multiply(backend: str | None = None) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT_OUT)
-def test_a_broken_plugin_is_kept_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_plugin_is_kept_out(
+    written: Callable[..., EntryPoint], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two good ones: the core's own, and one that is found all the same."""
-    loaded = discover([broken(name), GOOD])
+    lines, stage, message = KEPT_OUT[name]
+    loaded = discover([ABSENT if name == "absent" else written(name, **lines), GOOD])
     assert set(loaded.loaded) == {"reference", "thirdvendor"}
     assert set(loaded.registry.backends) == {"numpy", "acme"}
     assert [i.name for i in loaded.registry.implementations if i.backend == "acme"] == ["acme-gemm"]
-    assert "twin" not in {i.name for i in loaded.registry.implementations}
+    assert "strange" not in {i.name for i in loaded.registry.implementations}
     (failure,) = loaded.failures
-    stage, message = KEPT_OUT[name]
     assert (failure.plugin, failure.stage) == (name, stage)
     assert failure.message.startswith(message)
     assert failure.traceback.startswith("Traceback (most recent call last):\n")
@@ -88,8 +106,9 @@ def test_a_broken_plugin_is_kept_out(name: str, monkeypatch: pytest.MonkeyPatch)
     multiply()
 
 
-def test_all_at_once() -> None:
-    loaded = discover([*map(broken, KEPT_OUT), GOOD])
+@pytest.mark.usefixtures("written")
+def test_all_at_once(tmp_path: Path) -> None:
+    loaded = discover([*broken(tmp_path), GOOD])
     assert [f.plugin for f in loaded.failures] == list(KEPT_OUT)
     assert set(loaded.loaded) == {"reference", "thirdvendor"}
     report = loaded.doctor()
@@ -98,7 +117,7 @@ def test_all_at_once() -> None:
 
 
 def test_two_plugins_of_one_name() -> None:
-    other = EntryPoint("thirdvendor", "kernelseam_broken.raises_in_build", plugins.GROUP)
+    other = EntryPoint("thirdvendor", "strange_other", plugins.GROUP)
     loaded = discover([GOOD, other, GOOD])
     assert set(loaded.registry.backends) == {"numpy", "acme"}
     assert [(f.plugin, f.stage, f.message) for f in loaded.failures] == [
@@ -110,7 +129,7 @@ def test_two_plugins_of_one_name() -> None:
                 f"loaded, {place} is kept out"
             ),
         )
-        for place in ("kernelseam_broken.raises_in_build", "kernelseam_thirdvendor")
+        for place in ("strange_other", "kernelseam_thirdvendor")
     ]
     (own,) = discover([EntryPoint("reference", "kernelseam_thirdvendor", plugins.GROUP)]).failures
     assert own.message == (
@@ -134,7 +153,7 @@ def test_a_plugin_need_not_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plugins_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [broken("raises-on-import"), GOOD]
+    entries = [ABSENT, GOOD]
     monkeypatch.setenv("KERNELSEAM_PLUGINS", " thirdvendor ,, ")
     loaded = discover(entries)
     assert (set(loaded.loaded), loaded.failures) == ({"reference", "thirdvendor"}, ())
@@ -200,8 +219,11 @@ def installed(made_once: MadeOnce, install: Callable[[Path, Path], None]) -> Pat
     """A folder with the third vendor and the broken plugins installed."""
 
     def both(target: Path) -> None:
-        for name in ("thirdvendor", "broken"):
-            install(DISTRIBUTIONS / name, target)
+        install(THIRD_VENDOR, target)
+        broken(target)
+        strange_plugins.write(
+            target, "raises-in-build", BUILD="raise RuntimeError('no')", DEVICES="return ()"
+        )
 
     return made_once("plugins", both)
 
@@ -233,8 +255,8 @@ def test_installed_broken_plugins_affect_no_other(run: Callable[..., dict[str, A
     assert result["same"] and result["launches"] == ["acme_gemm"]
     assert result["loaded"] == ["raises-in-build", "reference", "thirdvendor"]
     assert {n: f[0] for n, f in result["failures"].items()} == {
-        n: stage for n, (stage, _) in KEPT_OUT.items()
+        n: stage for n, (_, stage, _) in KEPT_OUT.items()
     }
-    for name, (_, message) in KEPT_OUT.items():
+    for name, (_, _, message) in KEPT_OUT.items():
         assert result["failures"][name][1].startswith(message)
         assert "Traceback" in result["failures"][name][2]

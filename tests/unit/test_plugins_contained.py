@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import kernelseam
 import numpy as np
 import pytest
 import strange_plugins
-from kernelseam import BatchedGemmStrided, plan, planning, plugins
+from kernelseam import BatchedGemmStrided, plan, plugins
 from kernelseam.containment import Escaped
 from kernelseam.errors import BrokenImplementation, InvalidValue, PluginError
 from kernelseam.parity.report import summary
@@ -36,29 +34,10 @@ every_kind = pytest.mark.parametrize(
     ids=["exits", "exits mutely", "is mute", "cannot be encoded"],
 )
 Strange = Callable[..., Plugins]
-THIRD = EntryPoint("thirdvendor", "kernelseam_thirdvendor", plugins.GROUP)
 HOST = kernelseam.devices()[-1]
 MEMORY = HOST.limits.memory_bytes
 PARTS = "build() of 'strange': PlanParts"
 GEMM = BatchedGemmStrided(M=3, N=5, K=4, dtype="float64")
-
-
-@pytest.fixture
-def strange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Strange]:
-    """``strange(PLACE=line)``: the reference, the strange plugin and the third vendor's are all
-    that the test sees."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def use(**lines: str) -> Plugins:
-        entry = strange_plugins.write(tmp_path, "strange", **lines)
-        loaded = discover([entry, THIRD])
-        monkeypatch.setattr(plugins, "_plugins", loaded)
-        planning.forget()
-        return loaded
-
-    yield use
-    sys.modules.pop("strange_strange", None)
-    planning.forget()
 
 
 def multiply() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def kernelseam_register(registry):
 @hookimpl
 def kernelseam_doctor():
     DOCTOR
+
+END
 """
 SOUND_LINES = {
     "DEVICES": "return (DEVICE,)",
@@ -82,7 +85,16 @@ SOUND_LINES = {
     "INFO": 'return PluginInfo("strange", "1", CONTRACT_VERSION)',
     "REGISTER": "pass",
     "DOCTOR": "return {}",
+    "END": "",
 }
+HANG = "from strange_plugins import hang; hang()"
+LET_GO = threading.Event()
+"""Ends every hang, so that tests leave no thread behind."""
+
+
+def hang() -> None:
+    """As a driver that does not answer."""
+    LET_GO.wait(600)
 
 
 def write(folder: Path, name: str, **lines: str) -> EntryPoint:
@@ -93,7 +105,7 @@ def write(folder: Path, name: str, **lines: str) -> EntryPoint:
     for place, line in {**SOUND_LINES, **lines}.items():
         assert f" {place}\n" in source or f"\n{place}\n" in source, place
         source = source.replace(f" {place}\n", f" {line}\n").replace(f"\n{place}\n", f"\n{line}\n")
-    module = f"strange_{name}"
+    module = f"strange_{name.replace('-', '_')}"
     (folder / f"{module}.py").write_text(source)
     metadata = folder / f"{module}-1.dist-info"
     metadata.mkdir()

@@ -1,1 +1,0 @@
-"""Plugins that break the contract, each in its own way."""

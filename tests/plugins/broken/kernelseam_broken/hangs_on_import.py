@@ -1,5 +1,0 @@
-"""Does not come back from its import."""
-
-from kernelseam_broken.good import hang
-
-hang()

@@ -1,1 +1,0 @@
-"""Says nothing about itself."""
