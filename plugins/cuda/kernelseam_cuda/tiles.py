@@ -158,8 +158,8 @@ ATTENTION = (
         rate=0.238,
         block_seconds=7.1e-7,
     ),
-    replace(_SHARED_STAGE, max_dim=96, rows=32, score_unroll=2, rate=0.54),
-    replace(_SIXTEEN_ROWS, max_dim=96),
+    replace(_SHARED_STAGE, max_dim=96, rows=32, score_unroll=2, rate=0.54, block_seconds=4.5e-6),
+    replace(_SIXTEEN_ROWS, max_dim=96, block_seconds=4e-6),
     replace(_SHARED_STAGE, max_dim=128, rows=32, score_unroll=1, rate=0.515, block_seconds=4.1e-6),
     AttentionTile(
         *(_HALF_PRECISION, 128, 4, 32, 48, 2),
