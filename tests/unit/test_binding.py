@@ -14,12 +14,12 @@ from typing import Any
 import kernelseam as ks
 import numpy as np
 import pytest
+from idle_step import IdleImplementation
 from kernelseam import descriptors, plugins
 from kernelseam.contract import (
     HOST,
     ArrayInfo,
     Backend,
-    Cost,
     Device,
     LaunchRecord,
     PlanParts,
@@ -39,20 +39,14 @@ Discovered = Callable[..., Any]
 # ---------------------------------------------------------------- the host is any vendor's
 
 
-class Nothing:
+class Nothing(IdleImplementation):
     """An implementation of any operation that counts its launches and computes nothing."""
 
-    name, backend = "nothing", "acme"
     record = LaunchRecord("nothing", (1, 1, 1), (1, 1, 1), 0, "acme1")
 
     def __init__(self, operation: str) -> None:
-        self.operation, self.launched = operation, 0
-
-    def supports(self, problem: Any, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: Any, device: Device) -> Cost:
-        return Cost(0, 0, 0.0)
+        super().__init__("nothing", 0.0, None, "acme", operation)
+        self.launched = 0
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         return PlanParts((self,))

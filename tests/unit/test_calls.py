@@ -7,16 +7,17 @@ import gc
 import mmap
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import kernelseam
 import numpy as np
 import pytest
+from idle_step import IDLE, IdleImplementation, IdleStep
 from kernelseam import BatchedGemmPointers, BatchedGemmStrided, plan
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
 from kernelseam.errors import InvalidValue, OutOfDeviceMemory
 from kernelseam.planning import planner
 from kernelseam.plugins import plugins
@@ -63,23 +64,8 @@ def test_growth_is_seen() -> None:
     assert blocks > 125 and memory > 10 * 250 * PAGE
 
 
-class Idle:
-    """A GEMM that launches nothing, so that only the call itself is there to grow."""
-
-    name, backend, operation = "idle", "numpy", "gemm"
-    record = LaunchRecord("idle", (1, 1, 1), (1, 1, 1), 0, "cpu")
-
-    def supports(self, problem: Any, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: Any, device: Device) -> Cost:
-        return Cost(0, 0, 0.0)
-
-    def build(self, problem: Any, device: Device) -> PlanParts:
-        return PlanParts((self,), 64)
-
-    def bind(self, pointers: Mapping[str, int], workspace: int) -> Callable[[int], None]:
-        return lambda stream: None
+NOTHING = IdleImplementation("idle", 0.0, parts=replace(IDLE, workspace_bytes=64))
+"""Launches nothing, so that only the call itself is there to grow."""
 
 
 def small(**more: Any) -> BatchedGemmStrided:
@@ -89,7 +75,7 @@ def small(**more: Any) -> BatchedGemmStrided:
 
 def test_a_million_calls_leave_nothing(discovered: Discovered) -> None:
     loaded = discovered()
-    loaded.registry.implementations.append(Idle())  # type: ignore[arg-type]
+    loaded.registry.implementations.append(NOTHING)
     blocks, memory = growth(plan(small()).bind(), 350_000)
     assert blocks < 100 and memory < 4_000_000, (blocks, memory)
 
@@ -357,14 +343,14 @@ def test_a_launch_out_of_memory_is_reported_and_survived(
     discovered: Discovered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = discovered()
-    loaded.registry.implementations.append(Idle())  # type: ignore[arg-type]
+    loaded.registry.implementations.append(NOTHING)
     room = [False]
 
     def launch(stream: int) -> None:
         if not room[0]:
             raise OutOfDeviceMemory("no room for the kernel's stack")
 
-    monkeypatch.setattr(Idle, "bind", lambda *_: launch)
+    monkeypatch.setattr(IdleStep, "bind", lambda *_: launch)
     call = plan(small()).bind()
     with kernelseam.trace() as launches, pytest.raises(OutOfDeviceMemory, match="kernel's stack"):
         call()
@@ -372,4 +358,4 @@ def test_a_launch_out_of_memory_is_reported_and_survived(
     room[0] = True
     with kernelseam.trace() as launches:
         call()
-    assert launches == [Idle.record]
+    assert launches == [IdleStep.record]

@@ -10,9 +10,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from idle_step import IDLE
+from idle_step import IdleImplementation
 from kernelseam import BatchedGemmStrided, plan, use_backend
-from kernelseam.contract import Cost, Device, DeviceLimits, PlanParts, Problem
+from kernelseam.contract import Cost, Device, DeviceLimits, Problem
 from kernelseam.costs import roofline
 from kernelseam.dispatch import build, consider, find_device, preferred_backend, select
 from kernelseam.errors import BrokenImplementation, Refusal, UnknownName, Unsupported
@@ -23,15 +23,11 @@ PROBLEM = BatchedGemmStrided(M=5, N=4, K=8, dtype="float32").problem()
 
 
 @dataclass
-class Scripted:
-    """An implementation that computes nothing."""
+class Scripted(IdleImplementation):
+    """One that counts how often it is asked, or raises."""
 
-    name: str
-    seconds: float = 1.0
-    refusal: str | None = None
-    error: Exception | None = None
     backend: str = "acme"
-    operation: str = "gemm"
+    error: Exception | None = None
     asked: int = 0
     last_resort: bool = False
 
@@ -39,13 +35,7 @@ class Scripted:
         self.asked += 1
         if self.error:
             raise self.error
-        return self.refusal
-
-    def cost(self, problem: Problem, device: Device) -> Cost:
-        return Cost(0, 0, self.seconds)
-
-    def build(self, problem: Problem, device: Device) -> PlanParts:
-        return IDLE
+        return super().supports(problem, device)
 
 
 @pytest.fixture

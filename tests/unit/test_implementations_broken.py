@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from idle_step import IDLE
+from idle_step import IdleImplementation
 from kernelseam import BatchedGemmStrided, plan
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
+from kernelseam.contract import Device, LaunchRecord, PlanParts
 from kernelseam.dispatch import find_device, select
 from kernelseam.errors import BrokenImplementation, CompileError, OutOfDeviceMemory, WrongResult
 from kernelseam.plugins import plugins
@@ -87,25 +87,18 @@ def test_a_remembered_failure_keeps_no_array(strange: Discovered) -> None:
     assert there() is None
 
 
-class Scripted:
+class Scripted(IdleImplementation):
     """An implementation whose build raises."""
 
-    backend, operation = "numpy", "gemm"
-
     def __init__(self, name: str, seconds: float, error: Exception | None) -> None:
-        self.name, self.seconds, self.error, self.built = name, seconds, error, 0
-
-    def supports(self, problem: Any, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: Any, device: Device) -> Cost:
-        return Cost(0, 0, self.seconds)
+        super().__init__(name, seconds)
+        self.error, self.built = error, 0
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         self.built += 1
         if self.error:
             raise self.error
-        return IDLE
+        return super().build(problem, device)
 
 
 def test_where_none_can_be_built_the_first_failure_is_reported(discovered: Discovered) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import kernelseam
 import numpy as np
 import pytest
+from idle_step import IdleImplementation
 from kernelseam import BatchedGemmStrided, plan
-from kernelseam.contract import Cost, Device, LaunchRecord, PlanParts
+from kernelseam.contract import Device, LaunchRecord, PlanParts
 from kernelseam.errors import InvalidValue
 from kernelseam.reference.runtime import HostRuntime
 
@@ -19,22 +20,16 @@ Discovered = Callable[..., Any]
 ALIGNMENT, SIZE, ZEROED = 128, 256, 8
 
 
-class Counting:
+class Counting(IdleImplementation):
     """A GEMM whose launch counts in the first bytes of its workspace, says what it found there, and
     leaves 0; what lies behind it fills with ones."""
 
-    name, backend, operation = "counting", "numpy", "gemm"
     record = LaunchRecord("counting", (1, 1, 1), (1, 1, 1), 0, "cpu")
 
     def __init__(self) -> None:
+        super().__init__("counting", 0.0)
         self.places: list[int] = []
         self.found: list[int] = []
-
-    def supports(self, problem: Any, device: Device) -> str | None:
-        return None
-
-    def cost(self, problem: Any, device: Device) -> Cost:
-        return Cost(0, 0, 0.0)
 
     def build(self, problem: Any, device: Device) -> PlanParts:
         return PlanParts((self,), SIZE, ALIGNMENT, ZEROED)
