@@ -63,7 +63,7 @@ template<class Tile, int THREADS> struct Dealing {
 template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, false>, THREADS> {
   typedef MatrixTile<T, N, K, false> Tile;
   static constexpr int V = 16 / (int)sizeof(T), PER_ROW = N / V;
-  static constexpr int RUN = K * PER_ROW >= 8 * THREADS ? 8 : K * PER_ROW >= 4 * THREADS || sizeof(T) == 1 ? 4 : 2;
+  static constexpr int RUN = K * PER_ROW >= 8 * THREADS && sizeof(T) < 4 ? 8 : K * PER_ROW >= 4 * THREADS || sizeof(T) == 1 ? 4 : 2;
   static constexpr int BUNDLES = K / RUN * PER_ROW, ROUNDS = (BUNDLES + THREADS - 1) / THREADS;
   // Lanes next to each other take chunks next to each other, 8 of them, then the next rows: so the stores of a wave
   // spread over all banks.
@@ -88,6 +88,9 @@ template<class T, int N, int K, int THREADS> struct Dealing<MatrixTile<T, N, K, 
         };
 #pragma unroll
         for (int i = 0; i < RUN / 4; i++) y[i] = two(4 * i) | two(4 * i + 2) << 16;
+      } else if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int i = 0; i < RUN; i++) y[i] = x[i][e];
       } else {
 #pragma unroll
         for (int i = 0; i < RUN / 2; i++)  // the halves e of rows 2i and 2i + 1

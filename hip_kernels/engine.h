@@ -86,7 +86,12 @@ template<class T_, int N, int K, bool K_LAST_> struct MatrixTile {
   KS_DEVICE T element(int n, int k) const { return *place(n, k); }
 };
 
-template<class T_> struct MatrixEngine {
+// How an instruction's sums grow by the product of two fragments.
+template<class T> struct PlainProduct {
+  template<class F> static KS_DEVICE Sums add(F outer, F row, Sums c) { return multiply<T>(outer, row, c); }
+};
+
+template<class T_, class Product = PlainProduct<T_>> struct MatrixEngine {
   typedef T_ T;
   typedef float Sum;
   static constexpr bool MATRIX = true;
@@ -175,11 +180,11 @@ template<class T_> struct MatrixEngine {
         if (u < Left::UNITS) {
           const Fragment outer = load_unit(from, k0 + u * UNIT);
 #pragma unroll
-          for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.x[r][u], acc.x[r][b]);
+          for (int r = 0; r < R / 16; r++) acc.x[r][b] = Product::add(outer, a.x[r][u], acc.x[r][b]);
         } else {
           const HalfFragment outer = load_tail(from, k0 + u * UNIT);
 #pragma unroll
-          for (int r = 0; r < R / 16; r++) acc.x[r][b] = multiply<T>(outer, a.tail[r], acc.x[r][b]);
+          for (int r = 0; r < R / 16; r++) acc.x[r][b] = Product::add(outer, a.tail[r], acc.x[r][b]);
         }
         // Left to itself the compiler loads further ahead than there are registers. Products are counted on from one k
         // to the next: where a call has but one, several may still be loaded at once.
@@ -447,4 +452,8 @@ template<class T, int N, int K, bool K_LAST> struct WidenedTile : MatrixTile<T, 
 template<class T> struct E4m3Engine : MatrixEngine<T> {
   template<int N, int K, bool K_LAST> using Tile = WidenedTile<T, N, K, K_LAST>;
 };
+#endif
+#ifdef KS_XF32
+#define KS_TF32  // there is Tf32Engine
+#include "xf32.h"
 #endif

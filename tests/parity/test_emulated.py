@@ -170,6 +170,23 @@ def test_a_read_behind_an_operand_ends_at_its_guard(
     assert " behind the end of an allocation of device memory" in outcome.detail, outcome.detail
 
 
+TF32_CASES = (
+    "gemm-f32-nt-tf32x3-ragged-65x129x7",
+    "gemm-f32-tn-tf32",
+    "gemm-f32-nn-tf32x3-inf-in-a",
+    "grouped-lists-f32-nn-tf32",
+    "grouped-gemm-f32-k-tn-tf32x3",
+)
+
+
+@pytest.mark.parametrize("device", [d for d in DEVICES if d.arch == "gfx942"], ids=lambda d: d.arch)
+@pytest.mark.parametrize("name", TF32_CASES)
+def test_float32_by_way_of_tf32(name: str, device: Device) -> None:
+    outcome = _run(name, device)
+    outcome.require()
+    assert outcome.refusal is None
+
+
 # ---------------------------------------------------------------- decode
 
 DECODED = (

@@ -115,6 +115,8 @@ def _row(
             "attention": tiles.with_stored(shapes["attention"], stored),
             "gemm": tiles.with_stored_gemm(shapes["gemm"], stored),
         }
+    if "KS_XF32" in matrix:
+        shapes = {**shapes, "gemm": (*shapes["gemm"], *tiles.TF32_GEMM)}
     return ArchRow(
         arch=arch,
         warp_size=warp,
@@ -134,6 +136,7 @@ def _row(
 
 _MFMA16 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "16"}
 _MFMA32 = {"KS_MATRIX_HEADER": '"mfma.h"', "KS_MFMA_K": "32", "KS_BF16_CONVERTS": "1"}
+_XF32 = {"KS_XF32": "1"}  # TF32, of all archs this one alone
 _FLUSHES = {"KS_FLUSHES_SUBNORMALS": "1"}  # in its MFMA: subnormal 16-bit numbers count as zeros
 _WMMA11 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "11"}
 _WMMA12 = {"KS_MATRIX_HEADER": '"wmma.h"', "KS_WMMA": "12"}
@@ -179,7 +182,7 @@ ROWS = {
     r.arch: r
     for r in (
         _row("gfx90a", 64, 4, 65536, 512, 32, _MFMA16 | _FLUSHES, _GFX90A),
-        _row("gfx942", 64, 4, 65536, 512, 32, _MFMA16, _CDNA),
+        _row("gfx942", 64, 4, 65536, 512, 32, _MFMA16 | _XF32, _CDNA),
         _row("gfx950", 64, 4, 163840, 512, 64, _MFMA32, _CDNA4),
         _row("gfx1100", 32, 2, 65536, 256, 32, _WMMA11, _RDNA3, _CU_MODE),
         _row("gfx1151", 32, 2, 65536, 256, 32, _WMMA11, _RDNA3, _CU_MODE),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from kernelseam.descriptors.common.precision import PRECISIONS
 from kernelseam.dtypes import DType
 from kernelseam.kernels import AttentionTile, BackwardTile, DecodeTile, GemmTile, GemvTile
 
@@ -33,6 +34,20 @@ CDNA_GEMM = (
     GemmTile(DOUBLE, 64, 64, 16, 2, 2, stages=2, min_blocks=2, persistent=False),
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
+TF32_GEMM = tuple(
+    GemmTile(
+        SINGLE, *shape, stages=1, min_blocks=blocks, persistent=False, teams=teams, precision=of
+    )
+    for of in PRECISIONS
+    for *shape, blocks, teams in (
+        (128, 64, 32, 2, 2, 2, 1),
+        (64, 64, 32, 2, 2, 2, 1),
+        (32, 32, 32, 2, 2, 4, 1),
+        (16, 16, 32, 1, 1, 4, 4),
+    )
+)
+"""float32 by way of TF32, where an arch has instructions for it: slices of whole lines. Of fewer
+blocks the compiler would take AGPRs for the small tiles' sums."""
 GFX90A_GEMM = tuple(replace(t, reduces_halves=t.bn < 128) for t in CDNA_GEMM)
 """Sums and maxima of pairs of halves leave 128×128 too few scalar registers, of which there are 6
 fewer than on gfx942."""

@@ -219,7 +219,7 @@ UNITS: Mapping[str, ComputeUnit] = {
         lds_bytes=65536,
     ),
     "gfx942": _cdna(
-        matrix={"16x16x16": 16, "32x32x8": 32, "16x16x32": 16},
+        matrix={"16x16x16": 16, "32x32x8": 32, "16x16x32": 16, "16x16x8": 16},
         transcendental=_QUARTER,
         reads=_CDNA3_READS,
         writes=_CDNA_WRITES,

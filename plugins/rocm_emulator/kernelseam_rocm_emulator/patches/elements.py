@@ -18,9 +18,9 @@ TYPES: dict[str, Any] = {
     "FP8": ml_dtypes.float8_e4m3fn,
     "FP8FNUZ": ml_dtypes.float8_e4m3fnuz,
     "BF8": ml_dtypes.float8_e5m2,
-    "F32": np.float32,
+    **dict.fromkeys(("F32", "XF32"), np.float32),
 }
-BITS = {"F16": 16, "BF16": 16, "IU8": 8, "FP8": 8, "FP8FNUZ": 8, "BF8": 8, "IU4": 4}
+BITS = {"F16": 16, "BF16": 16, "XF32": 32, "IU8": 8, "FP8": 8, "FP8FNUZ": 8, "BF8": 8, "IU4": 4}
 
 
 def unpack(words: Words, kind: str, signed: bool) -> Numbers:
@@ -32,6 +32,8 @@ def unpack(words: Words, kind: str, signed: bool) -> Numbers:
         packed = rows.view(np.uint8)
         values = np.stack([packed & 15, packed >> 4], -1).reshape(len(rows), -1).astype(np.int64)
         return np.where(values > 7, values - 16, values) if signed else values
+    if kind == "XF32":  # cut off: how they are rounded is not documented
+        return (rows & np.uint32(0xFFFFE000)).view(np.float32).astype(np.float64)
     floats: Numbers = rows.view(TYPES[kind]).astype(np.float64)
     return floats
 

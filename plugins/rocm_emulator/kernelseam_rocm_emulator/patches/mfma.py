@@ -13,7 +13,7 @@ from kernelseam_rocm_emulator.patches.elements import BITS, unpack
 from kernelseam_rocm_emulator.wave import Wave, bits
 
 _NAME = re.compile(
-    r"V_MFMA_F32_(16X16X(?:16|32)|32X32X(?:8|16))_?(F16|BF16|FP8(?=_FP8$))(?:_1K|_FP8)?$"
+    r"V_MFMA_F32_(16X16X(?:8|16|32)|32X32X(?:8|16))_?(F16|BF16|XF32|FP8(?=_FP8$))(?:_1K|_FP8)?$"
 )
 
 

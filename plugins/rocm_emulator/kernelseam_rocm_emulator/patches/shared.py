@@ -1,5 +1,5 @@
-"""LDS: loads into one half of a register, which must leave the other half alone; transposing reads
-of gfx950."""
+"""LDS: loads into one half of a register, which must leave the other half alone; stores of
+accumulators, for which the emulator takes other registers; transposing reads of gfx950."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from kernelseam_rocm_emulator.wave import Wave, bits
 
 _NAME = re.compile(r"DS_(?:LOAD|READ)_(U8|I8|U16)_D16(_HI)?$")
+_STORED = re.compile(r"DS_(?:STORE|WRITE)_B(32|64|96|128)$")
 _TRANSPOSED = re.compile(r"DS_(?:LOAD|READ)_B64_TR_B16$")
 _TYPES: dict[str, Any] = {"U8": ctypes.c_uint8, "I8": ctypes.c_int8, "U16": ctypes.c_uint16}
 
@@ -22,6 +23,8 @@ def find(word: int, name: str, family: str) -> Callable[[Wave], None] | None:
     accumulate = family == "cdna" and bits(word, 25, 1) == 1
     if family == "cdna" and _TRANSPOSED.match(name):
         return _transposed(offset, address, destination, accumulate)
+    if accumulate and (match := _STORED.match(name)):
+        return _stored(offset, address, bits(word, 40, 8), int(match[1]) // 32)
     match = _NAME.match(name)
     if match is None:
         return None
@@ -34,6 +37,16 @@ def find(word: int, name: str, family: str) -> Callable[[Wave], None] | None:
             value = kind.from_address(wave.shared + offset + addresses[lane]).value & 0xFFFF
             old[lane] = old[lane] & 0xFFFF | value << 16 if high else old[lane] & 0xFFFF0000 | value
         file[destination] = old
+
+    return step
+
+
+def _stored(offset: int, address: int, first: int, count: int) -> Callable[[Wave], None]:
+    def step(wave: Wave) -> None:
+        rows = np.ascontiguousarray(wave.accumulators[first : first + count].T)
+        for lane in wave.active().nonzero()[0].tolist():
+            at = wave.shared + offset + int(wave.vectors[address][lane])
+            ctypes.memmove(at, rows[lane].ctypes.data, 4 * count)
 
     return step
 

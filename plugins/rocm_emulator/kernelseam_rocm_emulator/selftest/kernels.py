@@ -40,6 +40,7 @@ def tests(arch: str) -> Iterator[KernelTest]:
     if arch.startswith("gfx9"):
         yield KernelTest("a load straight to LDS", _TO_LDS, _to_lds)
         yield KernelTest("floats added out of accumulation registers", _ADDED_ACC, _added)
+        yield KernelTest("accumulation registers stored to LDS", _STORED_ACC, _stored_acc)
     if arch == "gfx950":
         yield KernelTest("16 bytes a lane straight to LDS", _WIDE_TO_LDS, _wide_to_lds)
         yield KernelTest("a transposing read of LDS", _TRANSPOSED, _transposed)
@@ -182,6 +183,26 @@ def _added(launch: Launcher, rng: np.random.Generator) -> str:
     expected[:16] += 2 * x.reshape(4, 16).sum(0)
     launch((2, 1, 1), (64, 1, 1), x, out)
     return _same(out, expected)
+
+
+_STORED_ACC = """extern "C" __global__ void NAME(const int* x, int* out) {
+  __shared__ int rows[256];
+  int t = threadIdx.x, *of = out + 4 * t;
+  auto at = (unsigned)(size_t)(__attribute__((address_space(3))) int*)(rows + 4 * t);
+  asm volatile("v_accvgpr_write_b32 a4, %1\\nv_accvgpr_write_b32 a5, %2\\n"
+               "v_accvgpr_write_b32 a6, %3\\nv_accvgpr_mov_b32 a7, a4\\ns_nop 4\\n"
+               "ds_write_b128 %0, a[4:7]\\ns_waitcnt lgkmcnt(0)"
+               : : "v"(at), "v"(x[3 * t]), "v"(x[3 * t + 1]), "v"(x[3 * t + 2])
+               : "memory", "a4", "a5", "a6", "a7");
+  for (int i = 0; i < 4; i++) of[i] = rows[4 * t + i];
+}
+"""
+
+
+def _stored_acc(launch: Launcher, rng: np.random.Generator) -> str:
+    x, out = rng.integers(0, 1 << 30, (64, 3)).astype(np.int32), np.zeros((64, 4), np.int32)
+    launch((1, 1, 1), (64, 1, 1), x, out)
+    return _same(out, x[:, [0, 1, 2, 0]])
 
 
 _COUNTED = """extern "C" __global__ void NAME(int* counters, int* out) {

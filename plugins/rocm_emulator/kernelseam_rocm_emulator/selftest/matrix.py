@@ -17,6 +17,7 @@ from kernelseam_rocm_emulator.selftest.kernels import KernelTest, Launcher
 _PRELUDE = r"""
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
 template <int N> struct bits_of;
+template <> struct bits_of<4> { using type = unsigned; };
 template <> struct bits_of<2> { using type = unsigned short; };
 template <> struct bits_of<1> { using type = unsigned char; };
 """
@@ -29,7 +30,7 @@ class Product:
     builtin: str
     arch: str
     kind: str
-    """Of the elements: F16, BF16, FP8 (or FP8FNUZ) or IU8."""
+    """Of the elements: F16, BF16, XF32, FP8 (or FP8FNUZ) or IU8."""
     element: str
     """The builtin's own type of an element, or of the words that hold several."""
     side: int
@@ -71,6 +72,9 @@ def products(arch: str) -> Iterator[Product]:
             for side, depth in ((16, 32), (32, 16)):
                 name, call = f"mfma_f32_{side}x{side}x{depth}_fp8_fp8", "{x}, {y}, c, 0, 0, 0"
                 yield Product(name, arch, kind, "int", side, depth, "float", 8, _longs(call))
+        if arch == "gfx942":
+            name, call = "mfma_f32_16x16x8_xf32", "x, y, c, 0, 0, 0"
+            yield Product(name, arch, "XF32", "float", 16, 8, "float", 2, call)
         return
     tail = "_w32_gfx12" if arch in RDNA4 else "_w32"
     each = 8 if arch in RDNA4 else 16
@@ -154,6 +158,10 @@ def _operands(
         )
         return a, b, rng.integers(-1000, 1000, (p.side, p.side)).astype(np.int32)
     a, b = (rng.standard_normal(shape).astype(TYPES[p.kind]) for _ in "ab")
+    if p.kind == "XF32":  # what it has, and what is cut off
+        a, b = ((x.view(np.uint32) | 0x1FFF).view(np.float32) for x in (a, b))
+        a[-1, :3] = np.inf, -np.inf, np.nan
+        return a, b, rng.standard_normal((p.side, p.side)).astype(np.float32)
     if BITS[p.kind] == 8:  # 7 subnormals, and no inf
         a[0] = rng.integers(1, 8, p.depth).astype(np.uint8).view(TYPES[p.kind])
         a[-1, 2] = np.nan
@@ -171,6 +179,8 @@ def _run(
     out = np.zeros_like(c)
     launch((1, 1, 1), (p.lanes, 1, 1), a, b, c, out)
     exact = np.int64 if p.kind == "IU8" else np.float64
+    if p.kind == "XF32":
+        a, b = ((x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for x in (a, b))
     with np.errstate(invalid="ignore"):
         return out, a.astype(exact) @ b.astype(exact).T + c
 
