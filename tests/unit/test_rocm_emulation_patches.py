@@ -72,6 +72,21 @@ def test_mfma(kind: str, name: str, side: int, depth: int) -> None:
             np.testing.assert_allclose(actual[i, lane], expected, rtol=1e-6, equal_nan=True)
 
 
+def test_mfma_of_xf32_leaves_13_bits_aside() -> None:
+    wave = Host(64)
+    x, y = (RNG.standard_normal((16, 8)).astype(np.float32) for _ in "xy")
+    for first, z in ((10, x), (20, y)):  # lane 16·g + i holds values 2·g and 2·g + 1 of row i
+        wave.vectors[first : first + 2] = (
+            z.reshape(16, 4, 2).transpose(2, 1, 0).reshape(2, 64).view(np.uint32)
+        )
+    wave.vectors[30:34] = 0
+    step("V_MFMA_F32_16X16X8_XF32", "cdna", *vop3p(40, 10, 20, 256 + 30))(wave)
+    x, y = ((z.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32) for z in (x, y))
+    found = wave.vectors[40:44].view(np.float32).reshape(4, 4, 16).transpose(1, 0, 2)
+    expected = x.astype(np.float64) @ y.T.astype(np.float64)
+    np.testing.assert_allclose(found.reshape(16, 16), expected, rtol=1e-6, atol=1e-6)
+
+
 def test_mfma_with_a_constant_addend_and_accumulators() -> None:
     wave = Host(64)
     wave.accumulators[10:12] = 0x3C003C00  # ones
@@ -138,6 +153,15 @@ def test_loads_of_16_bits_keep_the_other_16() -> None:
     before = wave.vectors[9].copy()
     step("DS_READ_U16_D16_HI", "cdna", (0, 2), (32, 7), (56, 9))(wave)
     assert (wave.vectors[9] == (before & 0xFFFF | wave.keep[3][:64] & 0xFFFF0000)).all()
+
+
+def test_accumulators_are_stored() -> None:
+    wave = Host(64)
+    wave.vectors[7] = np.arange(64) * 16
+    step("DS_WRITE_B96", "cdna", (0, 4), (25, 1), (32, 7), (40, 20))(wave)
+    rows = wave.keep[3].reshape(-1, 4)[:64]
+    assert (rows[:, 1:] == wave.accumulators[20:23].T).all() and not rows[:, 0].any()
+    assert patches.find(7 << 32 | 20 << 40, "DS_WRITE_B96", "cdna", 8) is None
 
 
 def test_loads_straight_to_lds() -> None:
