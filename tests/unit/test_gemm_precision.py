@@ -182,11 +182,16 @@ def test_a_plain_tile_is_for_plain_products() -> None:
     assert [t.bm for t in GemmDefinition().tiles(added, row)] == [32]
 
 
-def test_amd_has_none() -> None:
+def test_of_amds_archs_gfx942_alone_has_it() -> None:
     archs = pytest.importorskip("kernelseam_rocm.archs", reason="kernelseam-rocm is not installed")
     problem = BatchedGemmStrided(**FIELDS, dtype="float32", precision="tf32").problem()
     for arch, row in archs.ROWS.items():
-        assert GemmDefinition().refuse(problem, row) == f"has no tf32 products on {arch}"
+        reason = None if arch == "gfx942" else f"has no tf32 products on {arch}"
+        assert GemmDefinition().refuse(problem, row) == reason
+    tiles = GemmDefinition().tiles(problem.spec, archs.row("gfx942"))
+    assert [t.name for t in tiles] == [
+        *("128x64x32-2x2-1", "64x64x32-2x2-1", "32x32x32-2x2-1", "16x16x32-1x1-1-4t"),
+    ]
 
 
 def test_cublas_uses_tf32_only_where_requested() -> None:
