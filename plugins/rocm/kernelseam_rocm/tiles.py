@@ -35,15 +35,13 @@ CDNA_GEMM = (
     GemmTile(DOUBLE, 32, 32, 16, 2, 2, stages=2, min_blocks=4, persistent=False),
 )
 TF32_GEMM = tuple(
-    GemmTile(
-        SINGLE, *shape, stages=1, min_blocks=blocks, persistent=False, teams=teams, precision=of
-    )
-    for of in PRECISIONS
-    for *shape, blocks, teams in (
-        (128, 64, 32, 2, 2, 2, 1),
-        (64, 64, 32, 2, 2, 2, 1),
-        (32, 32, 32, 2, 2, 4, 1),
-        (16, 16, 32, 1, 1, 4, 4),
+    GemmTile(SINGLE, *shape, min_blocks=blocks, persistent=False, teams=teams, precision=precision)
+    for precision in PRECISIONS
+    for shape, blocks, teams in (
+        ((128, 64, 32, 2, 2, 1), 2, 1),
+        ((64, 64, 32, 2, 2, 1), 2, 1),
+        ((32, 32, 32, 2, 2, 1), 4, 1),
+        ((16, 16, 32, 1, 1, 1), 4, 4),
     )
 )
 """float32 by way of TF32, where an arch has instructions for it: slices of whole lines. Of fewer

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from kernelseam.contract import of_arch
@@ -173,13 +174,14 @@ def _cdna(
     reads: Widths,
     writes: Widths,
     lds_bytes: int,
+    tf32: Mapping[str, Entry[int]] = MappingProxyType({}),
 ) -> ComputeUnit:
     return ComputeUnit(
         lanes=64,
         simds=_modelled(4, _PRODUCT),
         issue=_modelled(4, _CDNA_ISSUE),
         transcendental=transcendental,
-        matrix={shape: _modelled(cycles, _LLVM) for shape, cycles in matrix.items()},
+        matrix={**{shape: _modelled(cycles, _LLVM) for shape, cycles in matrix.items()}, **tf32},
         overlaps=_modelled(True, "LLVM's SISchedule.td: MFMA has a unit beside the VALU"),
         reads=reads,
         writes=writes,
@@ -219,7 +221,8 @@ UNITS: Mapping[str, ComputeUnit] = {
         lds_bytes=65536,
     ),
     "gfx942": _cdna(
-        matrix={"16x16x16": 16, "32x32x8": 32, "16x16x32": 16, "16x16x8": 16},
+        matrix={"16x16x16": 16, "32x32x8": 32, "16x16x32": 16},
+        tf32={"16x16x8": _modelled(16, "AMD's product page of the MI300X: half of halves' FLOPS")},
         transcendental=_QUARTER,
         reads=_CDNA3_READS,
         writes=_CDNA_WRITES,

@@ -195,7 +195,8 @@ def _entries(unit: ComputeUnit) -> Iterator[tuple[str, str, Entry[object]]]:
     for name, entry in plain:
         yield name, str(entry.value), _any(entry)
     for shape, entry in unit.matrix.items():
-        yield f"cycles of a {shape} product, of halves or of 8 bits", str(entry.value), _any(entry)
+        of = "TF32" if shape == "16x16x8" else "halves or of 8 bits"
+        yield f"cycles of a {shape} product, of {of}", str(entry.value), _any(entry)
     overlap = "beside each other" if unit.overlaps.value else "one after another"
     yield "matrix and vector instructions of two waves", overlap, _any(unit.overlaps)
     for side, widths in (("reads", unit.reads), ("writes", unit.writes)):

@@ -159,9 +159,9 @@ def _operands(
         return a, b, rng.integers(-1000, 1000, (p.side, p.side)).astype(np.int32)
     a, b = (rng.standard_normal(shape).astype(TYPES[p.kind]) for _ in "ab")
     if p.kind == "XF32":  # what it has, and what is cut off
-        a, b = ((x.view(np.uint32) | 0x1FFF).view(np.float32) for x in (a, b))
-        a[-1, :3] = np.inf, -np.inf, np.nan
-        return a, b, rng.standard_normal((p.side, p.side)).astype(np.float32)
+        x, y = ((z.view(np.uint32) | np.uint32(0x1FFF)).view(np.float32) for z in (a, b))
+        x[-1, :3] = np.inf, -np.inf, np.nan
+        return x, y, rng.standard_normal((p.side, p.side)).astype(np.float32)
     if BITS[p.kind] == 8:  # 7 subnormals, and no inf
         a[0] = rng.integers(1, 8, p.depth).astype(np.uint8).view(TYPES[p.kind])
         a[-1, 2] = np.nan
