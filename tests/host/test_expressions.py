@@ -89,7 +89,8 @@ def test_device_code_of_operations() -> None:
         return x + y + z / (1 + z * z) + 1 / np.sqrt(1 + s * s) + f + overflown * 0
 
     def mask(b: Any, h: Any, q: Any, kv: Any) -> Any:
-        return (n[kv] // 2**33 < q) | ~(n[q] > n[kv]) & (half[kv].astype(bool))
+        near = (n[q - kv] < 0) & (half[abs(q - kv)] < 0.5)  # of a block's distances
+        return (n[kv] // 2**33 < q) | ~(n[q] > n[kv]) & (half[kv].astype(bool)) | near
 
     check(score_expression(score, mask))
 

@@ -15,8 +15,8 @@ something is computed; each is const, and all a kernel needs of an expression:
     score(…, diagonal), visible(…, diagonal)   the same for an element, given that of its distance
     Rows rows<LANES>(tile, q_first, q_last)    once for a block's queries (the last one inclusive)
     Columns columns<LANES>(tile, kv_first, kv_last)   once for its keys
-    bool any(tile, rows, columns)              whether some of its pairs may be visible
-    bool every(tile, rows, columns)            whether all its pairs are visible
+    bool any<LANES>(tile, rows, columns)       whether some of its pairs may be visible
+    bool every<LANES>(tile, rows, columns)     whether all its pairs are visible
 
 LANES neighbouring lanes of a warp, by default one, ask for the same block together: each reads a
 part of captured arrays' ranges. All lanes of the warp must call then. Queries and keys beyond the
@@ -102,6 +102,7 @@ _LEVELS = Levels(
 )
 _BLOCK = "rows", "columns"
 """Levels of a block of queries × keys, which lanes may ask for together."""
+_TOGETHER = "  template<int LANES = 1>"
 _DISTANCE = coordinate("distance")
 _DISTANCES = {
     make("sub", coordinate("q_idx"), coordinate("kv_idx")): _DISTANCE,
@@ -341,8 +342,8 @@ def device_struct(structure: Structure, name: str = "Expression") -> str:
     if of_tile and line is not None:
         lines += function_text("float", "factor", "const Tile& tile", line[0], tile)
     inputs = "const Tile& tile, const Rows& rows, const Columns& columns"
-    for function, root in blocks.items():
-        lines += function_text("bool", function, inputs, root, block)
+    for function, root in blocks.items():  # which may ask for ranges of both, as of a distance's
+        lines += [_TOGETHER, *function_text("bool", function, inputs, root, block)]
     return "\n".join([*lines, "};", ""])
 
 
@@ -418,7 +419,7 @@ def _level_text(
     inputs = inputs if level == "tile" else f"const Tile& tile, {inputs}"
     body = _Body({**outer, **{coordinate(x): x for x in places}})
     results = [*places, *map(body, kept)]
-    together = ["  template<int LANES = 1>"] * (level in _BLOCK)
+    together = [_TOGETHER] * (level in _BLOCK)
     return [
         f"  struct {level.title()} {{ {' '.join(fields)} }};",
         *together,

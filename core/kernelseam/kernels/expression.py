@@ -36,8 +36,8 @@ struct Expression {
   template<class... D> KS_DEVICE float score(float x, const D&...) const { return x; }
   KS_DEVICE float slope(float, const Tile&, const Row&, const Column&) const { return 1.f; }
   template<class... D> KS_DEVICE bool visible(const D&...) const { return true; }
-  KS_DEVICE bool any(const Tile&, const Rows&, const Columns&) const { return true; }
-  KS_DEVICE bool every(const Tile&, const Rows&, const Columns&) const { return true; }
+  template<int LANES = 1, class... D> KS_DEVICE bool any(const D&...) const { return true; }
+  template<int LANES = 1, class... D> KS_DEVICE bool every(const D&...) const { return true; }
 };
 """
 

@@ -114,7 +114,8 @@ attention_visible_blocks_sm90_body(const ScoreArguments& score, const Sequences&
       if (__any_sync(~0u, seen.any)) {
         if constexpr (Expression::HAS_MASK) {
           const auto columns = scores.user.own.template columns<TOGETHER>(head, j0, last_key(j0));
-          seen = both(seen, {scores.user.own.any(head, rows, columns), scores.user.own.every(head, rows, columns)});
+          const bool some = scores.user.own.template any<TOGETHER>(head, rows, columns);
+          seen = both(seen, {some, scores.user.own.template every<TOGETHER>(head, rows, columns)});
         }
       }
       // A byte of the answers of every fourth lane.

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from kernelseam.dtypes import DType
 from kernelseam.samples.attention_case import AttentionCase, case
 from kernelseam.samples.common import NAN, InjectedValue
-from kernelseam.samples.mods import MODS
+from kernelseam.samples.mods import MODS, in_files
 from kernelseam.samples.operand_layout import OperandLayout
 
 _HIDDEN = (
@@ -18,6 +19,12 @@ _HIDDEN = (
 )
 _SLOPES = tuple(0.5 ** (1 + h % 12) for h in range(24))
 _WINDOW = {"window": (70, 9), "sinks": _SLOPES}
+_NEAR = np.arange(512) % 256 < 90
+
+
+def distances(b: Any, h: Any, q: Any, kv: Any) -> Any:
+    """Of a block, a range of the array that its queries and its keys make together."""
+    return _NEAR[q - kv]
 
 
 def scores() -> Iterator[AttentionCase]:
@@ -25,6 +32,8 @@ def scores() -> Iterator[AttentionCase]:
     for name in MODS:
         yield case("bf16-128", f"scores-{name}", mods=name, **many)
     few = {**many, "num_heads": 24, "kv_heads": 12}
+    by_distance = in_files(None, f"{__file__}:distances")
+    yield case("bf16-128", "scores-distances", mods=by_distance, **few)
     for name in ("documents", "buckets", "alibi", "window", "soft_cap"):
         yield case("f16-104/128", f"scores-{name}", mods=name, **few)
     yield from _biases("bf16-128", few)

@@ -17,8 +17,8 @@ template<int LANES = 1> KS_DEVICE Seen seen_by_mask(const Scores& scores, int he
     const auto tile = scores.user.of_head(h);
     const auto rows = scores.user.own.template rows<LANES>(tile, i0, i1);
     const auto columns = scores.user.own.template columns<LANES>(tile, j0, j1);
-    seen.any |= scores.user.own.any(tile, rows, columns);
-    seen.every &= scores.user.own.every(tile, rows, columns);
+    seen.any |= scores.user.own.template any<LANES>(tile, rows, columns);
+    seen.every &= scores.user.own.template every<LANES>(tile, rows, columns);
   }
   return seen;
 }
