@@ -31,13 +31,13 @@ from kernelseam.interop.torch_library.batches import (
     unfold,
 )
 from kernelseam.interop.torch_library.define import (
+    absent_result,
     define,
-    faked_as,
-    none,
+    fake_result_like,
     of_rank,
-    once_only,
     refuse_gradients,
-    room,
+    refuse_second_derivative,
+    result_like,
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.interop.torch_library.mods import CAPTURED, expression_of
@@ -109,13 +109,13 @@ def _computed(names: tuple[str, ...]) -> Any:
         if "out_dtype" in options:
             options["out_dtype"] = dtype_name(options["out_dtype"])
         if "out" in operands:
-            operands["out"] = room(operands["out"], "cu_seqlens_q" in operands)
+            operands["out"] = result_like(operands["out"], "cu_seqlens_q" in operands)
         with torch.no_grad():
             if "block_table" in operands:
                 result = paged_forward(**operands, **options)
             else:
                 result = torch_attention.forward(operands, options)
-        return result if options["return_lse"] else (result, none(operands["q"]))
+        return result if options["return_lse"] else (result, absent_result(operands["q"]))
 
     return compute
 
@@ -124,13 +124,13 @@ def _shapes(operands: Mapping[str, Any], packed: bool, given: Mapping[str, Any])
     q, given_out = operands["q"], operands.get("out")
     of_rank("q", q, 3 if packed else 4)
     if given_out is not None:
-        out = faked_as(given_out)
+        out = fake_result_like(given_out)
     else:
         v = operands["v"]
         dtype = given.get("out_dtype") or (torch.bfloat16 if q.dtype.itemsize == 1 else q.dtype)
         out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     if not given.get("return_lse", True):
-        return out, none(q)
+        return out, absent_result(q)
     rows = q.shape[:-1]
     if packed:
         rows = (rows[1], rows[0])
@@ -211,7 +211,7 @@ def _bwd_computed(names: tuple[str, ...]) -> Any:
         with torch.no_grad():
             result = torch_attention.gradients(dout, dlse, operands, out, lse, **options)
         own = [getattr(result, f"d{n}") for n in torch_attention.DIFFERENTIABLE]
-        return tuple(none(operands["q"]) if x is None else x for x in own)
+        return tuple(absent_result(operands["q"]) if x is None else x for x in own)
 
     return compute
 
@@ -222,10 +222,12 @@ def _bwd_fake(names: tuple[str, ...]) -> Any:
         q, bias, sinks = operands["q"], operands.get("bias"), operands.get("sinks")
         return (
             *(operands[n].new_empty(operands[n].shape) for n in ("q", "k", "v")),
-            bias.new_empty(bias.shape) if given["bias_gradient"] and bias is not None else none(q),
+            bias.new_empty(bias.shape)
+            if given["bias_gradient"] and bias is not None
+            else absent_result(q),
             sinks.new_empty(sinks.shape, dtype=torch.float32)
             if given["sink_gradient"] and sinks is not None
-            else none(q),
+            else absent_result(q),
         )
 
     return fake
@@ -331,7 +333,7 @@ def _differentiated(
         backward,
         _bwd_computed(of_gradients),
         _bwd_fake(of_gradients),
-        backward=once_only(function),
+        backward=refuse_second_derivative(function),
         flops=flops.attention_bwd(of_gradients),
         **batched[1],
     )
@@ -353,7 +355,7 @@ def _in_pages(names: tuple[str, ...], schema: str) -> Any:
         _computed(names),
         _paged_fake,
         setup=_paged_setup,
-        backward=once_only("attention_paged"),
+        backward=refuse_second_derivative("attention_paged"),
         flops=flops.attention(names),
     )
 

@@ -11,13 +11,13 @@ from kernelseam.descriptors.cache.options import AppendOptions, GatherOptions
 from kernelseam.descriptors.common.layouts import KV_LAYOUTS, LAYOUTS
 from kernelseam.descriptors.common.options import scalars_of
 from kernelseam.interop.torch_library.define import (
+    absent_result,
     define,
-    faked_as,
-    faked_rooms,
-    none,
+    fake_result_like,
+    fake_results_like,
     of_rank,
-    room,
-    rooms,
+    result_like,
+    results_like,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, torch_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
@@ -42,19 +42,19 @@ def _append_compute(*tensors: Tensor, **options: Any) -> Tensor:
     if "cos" in given or "sin" in given:
         given["rotary"] = given.pop("cos", None), given.pop("sin", None)
     if "q_out" in given:
-        given["out"] = room(given.pop("q_out"))
+        given["out"] = result_like(given.pop("q_out"))
     if "cu_seqlens" in given:
         given["cu_seqlens_q"] = given.pop("cu_seqlens")
     with torch.no_grad():
         result = cache.append_paged(**given, **options)
-    return none(tensors[0]) if result is None else result
+    return absent_result(tensors[0]) if result is None else result
 
 
 def _append_fake(*tensors: Tensor, **options: Any) -> Tensor:
     given = given_by(APPEND, tensors)
     if "q_out" in given:
-        return faked_as(given["q_out"])
-    return given["q"].new_empty(given["q"].shape) if "q" in given else none(tensors[0])
+        return fake_result_like(given["q_out"])
+    return given["q"].new_empty(given["q"].shape) if "q" in given else absent_result(tensors[0])
 
 
 APPEND_PAGED = define(
@@ -74,18 +74,18 @@ def _gather_compute(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> 
         given["cu_seqlens_k"] = given.pop("cu_seqlens")
     if "k" in given or "v" in given:
         # rows beyond a sequence's stay as they are
-        places = rooms({n: given.pop(n) for n in ("k", "v") if n in given}, ("k", "v"))
+        places = results_like({n: given.pop(n) for n in ("k", "v") if n in given}, ("k", "v"))
         given["out"] = places.get("k"), places.get("v")
     with torch.no_grad():
         k, v = cache.gather_paged(**given, out_dtype=dtype_name(out_dtype), **options)
-    return k, none(k) if v is None else v
+    return k, absent_result(k) if v is None else v
 
 
 def _gather_fake(k_pages: Tensor, v_pages: Tensor | None, *rest: Tensor, **options: Any) -> Any:
     given = given_by(GATHER[2:], rest)
     if "k" in given:
-        made = faked_rooms({n: given[n] for n in ("k", "v") if n in given})
-        return made["k"], made["v"] if "v" in made else none(k_pages)
+        made = fake_results_like({n: given[n] for n in ("k", "v") if n in given})
+        return made["k"], made["v"] if "v" in made else absent_result(k_pages)
     axes = KV_LAYOUTS[options.get("kv_layout", "nhd")].split()
     labels = LAYOUTS[options.get("layout", "bshd")].split()
 
@@ -105,7 +105,7 @@ def _gather_fake(k_pages: Tensor, v_pages: Tensor | None, *rest: Tensor, **optio
         shape = [extents[label] for label in labels if label in extents]
         return pages.new_empty(shape, dtype=options.get("out_dtype") or pages.dtype)
 
-    return of(k_pages), none(k_pages) if v_pages is None else of(v_pages)
+    return of(k_pages), absent_result(k_pages) if v_pages is None else of(v_pages)
 
 
 GATHER_PAGED = define(

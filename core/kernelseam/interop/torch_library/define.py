@@ -1,8 +1,8 @@
-"""How an operator is defined: its schema, what computes it, its results' shapes, its gradients, its
-batches.
+"""Operators of torch.ops.kernelseam: schema, kernel, fake kernel, autograd formula and vmap rule of
+each are registered by ``define``.
 
-Library.define and Library.impl, not torch.library.custom_op: a kernel that is registered directly
-is called without the wrapper that custom_op puts around it.
+It uses Library.define and Library.impl rather than torch.library.custom_op, which would put a
+Python wrapper around every kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernelseam.interop.torch_library.apart import check_apart
 from kernelseam.interop.torch_library.arguments import Arguments, Rule
 from kernelseam.interop.torch_library.batches import flat, one_by_one, with_empty_axes
 from kernelseam.interop.torch_library.namespace import NAMESPACE, defined, operator_of
-from kernelseam.interop.torch_library.sharding import check_alike, tell
+from kernelseam.interop.torch_library.sharding import check_alike, register_sharding
 from kernelseam.interop.torch_library.transforms import transformed
 
 Tensor = Any
@@ -39,17 +39,16 @@ def define(
 ) -> Callable[..., Any]:
     """Define the operator of a schema, and return a function that calls it.
 
-    ``compute`` runs on tensors with memory, ``fake`` makes empty results of the same shapes,
-    strides and dtypes. ``setup(ctx, inputs, keyword_only_inputs, output)`` and ``backward(ctx,
-    *gradients)`` as torch.library.register_autograd takes them, but that ``ctx.wanted`` says of
-    every input, and of every tensor of a list, whether it has a gradient, and the gradients are of
-    every input.
-    ``batched(info, in_dims, *args, **kwargs)`` as register_vmap takes it, but for a mapped axis
-    with elements; without it torch.vmap calls the operator once an element. ``flops``:
-    what torch.utils.flop_counter counts for a call, by its arguments. ``rules``: those of options
-    that this operator takes otherwise than others do. ``captured``: whether a graph that is
-    captured takes a call; torch.compile launches others outside of its graphs. The function that is
-    returned checks its arguments, and takes dtypes by any of their names.
+    ``compute`` is the kernel; ``fake`` makes empty results of the same shapes, strides and dtypes.
+    ``setup(ctx, inputs, keyword_only_inputs, output)`` and ``backward(ctx, *gradients)`` are as for
+    torch.library.register_autograd, but ``ctx.wanted`` has a flag for every input, and for every
+    tensor of a list, and ``backward`` returns gradients of all inputs. ``batched(info, in_dims,
+    *args, **kwargs)`` is as for register_vmap, but is not called for a mapped axis of extent 0;
+    without it torch.vmap calls the operator once an element. ``flops``: the formula for
+    torch.utils.flop_counter, of the call's arguments. ``rules``: checks of options that differ from
+    those of other operators. ``captured``: whether a device graph may capture calls; torch.compile
+    launches others outside of its graphs. The returned function checks its arguments,
+    and takes dtypes by any of their names.
     """
     name = schema.partition("(")[0]
     defined(name)  # before torch asks whether there is one of this name
@@ -68,7 +67,7 @@ def define(
         torch.library.register_autograd(
             qualified, _cut(backward), setup_context=setup and _with_wanted(setup), lib=LIBRARY
         )
-    tell(name)
+    register_sharding(name)
     if flops is not None:
         counting.register(packet, flops)
     mapped = with_empty_axes(batched or one_by_one(lambda *x, **given: call(*x, **given)))
@@ -77,7 +76,7 @@ def define(
     under_transforms = backward and transformed(operator, arguments, setup, backward, mapped)
 
     def call(*tensors: Tensor | None, **options: Any) -> Any:
-        tell(name)
+        register_sharding(name)
         options = arguments.checked(tensors, options)
         if torch.compiler.is_compiling():
             return operator(*tensors, **options)
@@ -117,7 +116,7 @@ def _cut(backward: Callable[..., Any]) -> Callable[..., Any]:
     return cut
 
 
-def once_only(function: str) -> Callable[..., Any]:
+def refuse_second_derivative(function: str) -> Callable[..., Any]:
     """The ``backward`` of an operator that computes gradients of ``function``: it refuses."""
 
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -140,23 +139,24 @@ def refuse_gradients(ctx: Any, names: tuple[str, ...], differentiable: tuple[str
             )
 
 
-def room(out: Tensor, holds: bool = False) -> Tensor:
-    """New memory laid out as ``out``, the array that the caller gives for a result: operators write
-    to none of their operands. ``holds``: with what is in it."""
+def result_like(out: Tensor, copied: bool = False) -> Tensor:
+    """A new tensor of the shape, strides and dtype of ``out``, which the caller gives for a result:
+    operators are functional, and mutate none of their operands. ``copied``: with ``out``'s values,
+    as a result needs that is added to."""
     result = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
-    # one that repeats is refused where it would be written
-    return result.copy_(out) if holds and unrepeated(out) == list(out.shape) else result
+    # an expanded one is refused where it would be written
+    return result.copy_(out) if copied and unrepeated(out) == list(out.shape) else result
 
 
-def rooms(given: Mapping[str, Tensor], holding: Collection[str] = ()) -> dict[str, Tensor]:
-    """``room`` for each of several results, those of ``holding`` with what is in them."""
+def results_like(given: Mapping[str, Tensor], copied: Collection[str] = ()) -> dict[str, Tensor]:
+    """``result_like`` for each of several results; those named in ``copied`` with their values."""
     check_apart(given)
-    return {n: room(x, n in holding) for n, x in given.items()}
+    return {n: result_like(x, n in copied) for n, x in given.items()}
 
 
-def faked_as(out: Tensor, name: str = "out") -> Tensor:
-    """A fake of ``room``. Raises InvalidValue for an array, known by ``name``, whose elements share
-    memory, which torch cannot copy to."""
+def fake_result_like(out: Tensor, name: str = "out") -> Tensor:
+    """``result_like`` on fake tensors. Raises InvalidValue for an array, known by ``name``, whose
+    elements share memory, which torch cannot copy to."""
     if unrepeated(out) != list(out.shape):
         raise InvalidValue(
             name,
@@ -167,10 +167,10 @@ def faked_as(out: Tensor, name: str = "out") -> Tensor:
     return out.new_empty_strided(out.shape, out.stride())
 
 
-def faked_rooms(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Fakes of ``rooms``."""
+def fake_results_like(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``results_like`` on fake tensors."""
     check_apart(given)
-    return {n: faked_as(x, n) for n, x in given.items()}
+    return {n: fake_result_like(x, n) for n, x in given.items()}
 
 
 def unrepeated(x: Tensor) -> list[Any]:
@@ -181,8 +181,9 @@ def unrepeated(x: Tensor) -> list[Any]:
     return [1 if s == 0 else n for n, s in zip(x.shape, x.stride(), strict=True)]
 
 
-def none(like: Tensor) -> Tensor:
-    """What stands for a result that was not asked for: operators return all of theirs."""
+def absent_result(like: Tensor) -> Tensor:
+    """An empty tensor in the place of a result that was not asked for: an operator returns as many
+    as its schema says."""
     return like.new_empty(0)
 
 

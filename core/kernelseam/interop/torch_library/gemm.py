@@ -13,13 +13,13 @@ from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.arguments import Rule
 from kernelseam.interop.torch_library.batches import Batched, each, fold, repeats, unfold
 from kernelseam.interop.torch_library.define import (
+    absent_result,
     define,
-    faked_as,
-    none,
+    fake_result_like,
     of_rank,
-    once_only,
     refuse_gradients,
-    room,
+    refuse_second_derivative,
+    result_like,
     unrepeated,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype, torch_dtype
@@ -45,7 +45,7 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
         given = given_by(OPERANDS, tensors)
         check_bwd_implementation(bwd_implementation, "gemm", "a", given)
         if "out" in given:
-            given["out"] = room(given["out"], bool(options.get("beta")))
+            given["out"] = result_like(given["out"], bool(options.get("beta")))
         with torch.no_grad():
             return function(**given, out_dtype=dtype_name(out_dtype), **options)
 
@@ -70,7 +70,7 @@ def _faked(*ranks: int) -> Callable[..., Any]:
         given = given_by(OPERANDS, tensors)
         shape = shape_of(ranks, given, options)
         if "out" in given:
-            return faked_as(given["out"])
+            return fake_result_like(given["out"])
         return given["a"].new_empty(shape, dtype=result_dtype(given["a"], out_dtype))
 
     return fake
@@ -134,7 +134,7 @@ def bwd_computed(function: Callable[..., Any]) -> Callable[..., Any]:
                 out_dtype=dtype_name(out_dtype),
                 **options,
             )
-        return tuple(none(a) if x is None else x for x in result)
+        return tuple(absent_result(a) if x is None else x for x in result)
 
     return compute
 
@@ -154,7 +154,7 @@ def _bwd_fake(
         shape = unrepeated(x) if sum_repeats else x.shape
         return x.new_empty(shape, dtype=a.dtype if out_dtype is None else out_dtype)
 
-    return like(a) if a_gradient else none(a), like(b) if b_gradient else none(a)
+    return like(a) if a_gradient else absent_result(a), like(b) if b_gradient else absent_result(a)
 
 
 def _bmm_batched(info: Any, in_dims: Any, *args: Any, **options: Any) -> Batched:
@@ -231,7 +231,7 @@ def _defined(name: str, function: Any, gradients: Any, ranks: Any, batched: Any)
         "-> (Tensor, Tensor)",
         computed_bwd,
         _bwd_fake,
-        backward=once_only(name),
+        backward=refuse_second_derivative(name),
         batched=batched[1],
         flops=flops.product_bwd,
     )

@@ -15,10 +15,10 @@ from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.bags import Bags
 from kernelseam.interop.torch_library.define import (
     define,
-    faked_as,
+    fake_result_like,
     of_rank,
     refuse_gradients,
-    room,
+    result_like,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
@@ -37,7 +37,7 @@ def _compute(
     given = given_by(OPERANDS, tensors)
     check_bwd_implementation(bwd_implementation, "grouped_gemm", "a", given)
     if "out" in given:  # what follows the last group stays as it is
-        given["out"] = room(given["out"], True)
+        given["out"] = result_like(given["out"], True)
     with torch.no_grad():
         return grouped_mm(**given, out_dtype=dtype_name(out_dtype), **options)
 
@@ -46,7 +46,7 @@ def _fake(*tensors: Tensor, out_dtype: Any = None, **options: Any) -> Tensor:
     given = given_by(OPERANDS, tensors)
     shape = shape_of(given)
     if "out" in given:
-        return faked_as(given["out"])
+        return fake_result_like(given["out"])
     return given["a"].new_empty(shape, dtype=result_dtype(given["a"], out_dtype))
 
 

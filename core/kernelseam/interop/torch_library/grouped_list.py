@@ -15,10 +15,10 @@ from kernelseam.interop.torch_library import flops, gemm
 from kernelseam.interop.torch_library.batches import Batched
 from kernelseam.interop.torch_library.define import (
     define,
-    faked_rooms,
+    fake_results_like,
     of_rank,
     refuse_gradients,
-    rooms,
+    results_like,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
 from kernelseam.interop.torch_library.schemas import CHOSEN, schema_of
@@ -46,7 +46,7 @@ def _compute(
         )
     if out is not None:
         places = {f"out[{g}]": x for g, x in enumerate(out)}
-        out = list(rooms(places, places if options.get("beta") else ()).values())
+        out = list(results_like(places, places if options.get("beta") else ()).values())
     with torch.no_grad():
         made: list[Tensor] = ops.grouped_mm_list(
             a,
@@ -71,7 +71,7 @@ def _fake(
         for g, x in enumerate(given):
             of_rank(f"{name}[{g}]", x, 2)
     if out is not None:
-        return list(faked_rooms({f"out[{g}]": x for g, x in enumerate(out)}).values())
+        return list(fake_results_like({f"out[{g}]": x for g, x in enumerate(out)}).values())
     return [
         x.new_empty((x.shape[0], y.shape[1]), dtype=result_dtype(x, out_dtype))
         for x, y in zip(a, b, strict=True)

@@ -1,4 +1,5 @@
-"""The functions on arrays, where torch traces them: their options as the operators take them."""
+"""Where torch traces or compiles a function on arrays, its call goes to an operator of
+torch.ops.kernelseam, with the options as that operator takes them."""
 
 from __future__ import annotations
 
@@ -71,8 +72,8 @@ _OF_OUTPUT_GRADIENTS = scalars_of(OutputGradientOptions)
 uncompiled(operate, with_epilogue, with_expression)
 
 
-def _filled(arrays: Arrays, results: Results) -> Results:
-    """Copy results to the arrays that are given for them, which they have the layout of. Raises
+def _copied_to_given(arrays: Arrays, results: Results) -> Results:
+    """The results by name; those that the caller gave arrays for are copied there. Raises
     InvalidValue for one array that is given for two."""
     given = {name: arrays[name] for name in results if name in arrays}
     check_distinct(given)
@@ -81,17 +82,17 @@ def _filled(arrays: Arrays, results: Results) -> Results:
     return results
 
 
-def _by(
+def _calling(
     operator: Any, operands: tuple[str, ...], options: tuple[str, ...], *results: str
 ) -> Callable[..., Results]:
-    """What hands a call over to an operator of these operands, options and results."""
+    """A function that hands a call over to the operator of these operands, options and results."""
 
     def hand_over(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
         given = dict(zip(options, values, strict=True))
         given |= {"backend": backend, "implementation": implementation}
         made = operator(*_ordered(arrays, operands), **given)
         every = made if isinstance(made, tuple) else (made,)
-        return _filled(arrays, dict(zip(results, every, strict=False)))
+        return _copied_to_given(arrays, dict(zip(results, every, strict=False)))
 
     return hand_over
 
@@ -144,7 +145,7 @@ def _attention(arrays: Arrays, values: Any, backend: Any, implementation: Any) -
         backend=backend,
         implementation=implementation,
     )
-    return _filled(arrays, {"out": out, "lse": lse})
+    return _copied_to_given(arrays, {"out": out, "lse": lse})
 
 
 def _attention_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
@@ -208,7 +209,7 @@ def _maybe_with_epilogue(
     functions: dict[str, Any],
     chosen: tuple[Any, Any],
 ) -> Results:
-    """``ways``: a product's operator, that with an epilogue, and the operands of the former."""
+    """``ways``: a product's operator, the operator with an epilogue, and the first's operands."""
     plain, own, names = ways
     if not functions and "preactivation" not in arrays:
         return _multiplied(plain, names, arrays, given, *chosen)
@@ -221,7 +222,7 @@ def _maybe_with_epilogue(
     given |= functions
     placed = {n: torch.as_tensor(x) if n in CAPTURED else x for n, x in arrays.items()}
     out, sums = _called(own, (*names, "preactivation", *CAPTURED), placed, given, *chosen)
-    return _filled(arrays, {"preactivation": sums, "out": out})
+    return _copied_to_given(arrays, {"preactivation": sums, "out": out})
 
 
 def _grouped(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
@@ -238,11 +239,11 @@ def _listed(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> R
     a, b, out = ([arrays.get(f"{n}[{g}]") for g in range(count)] for n in ("a", "b", "out"))
     chosen = {"backend": backend, "implementation": implementation}
     made = grouped_list.multiply(a, b, out if has_out else None, **given, **chosen)
-    return _filled(arrays, {f"out[{g}]": x for g, x in enumerate(made)})
+    return _copied_to_given(arrays, {f"out[{g}]": x for g, x in enumerate(made)})
 
 
 def _multiplied(operator: Any, names: tuple[str, ...], arrays: Arrays, *chosen: Any) -> Results:
-    return _filled(arrays, {"out": _called(operator, names, arrays, *chosen)})
+    return _copied_to_given(arrays, {"out": _called(operator, names, arrays, *chosen)})
 
 
 def _called(
@@ -271,14 +272,14 @@ def _product_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any)
     operator = gemm.BMM_BWD if given.pop("batched") else gemm.MATMUL2D_BWD
     operands = _ordered(arrays, ("dc", "a", "b"))
     made = operator(*operands, **given, backend=backend, implementation=implementation)
-    return _asked(("da", "db"), made, (given["a_gradient"], given["b_gradient"]))
+    return _requested(("da", "db"), made, (given["a_gradient"], given["b_gradient"]))
 
 
 def _gathered(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
     given = dict(zip(_OF_GATHER, values, strict=True))
     given |= {"backend": backend, "implementation": implementation}
     k, v = cache.GATHER_PAGED(*_ordered(arrays, cache.GATHER), **given)
-    return _filled(arrays, {"k": k, "v": v} if "v_pages" in arrays else {"k": k})
+    return _copied_to_given(arrays, {"k": k, "v": v} if "v_pages" in arrays else {"k": k})
 
 
 def _qkv(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
@@ -287,9 +288,9 @@ def _qkv(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Resu
     if "block_table" in arrays or "slot_mapping" in arrays:
         operands = {**arrays, "k_pages": arrays["k"], "v_pages": arrays["v"]}
         result = projection.FUSED_QKV_PAGED(*_ordered(operands, projection.PAGED), **given)
-        return _filled(arrays, {"q": result})
+        return _copied_to_given(arrays, {"q": result})
     result = projection.FUSED_QKV(*_ordered(arrays, projection.QKV), **given)
-    return _filled(arrays, dict(zip(projection.RESULTS, result, strict=True)))
+    return _copied_to_given(arrays, dict(zip(projection.RESULTS, result, strict=True)))
 
 
 def _qkv_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> Results:
@@ -300,7 +301,7 @@ def _qkv_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) -> 
     made = projection.FUSED_QKV_BWD(
         *operands, **given, backend=backend, implementation=implementation
     )
-    return _asked(("d_input", "d_weight", "d_bias"), made, _wanted(given))
+    return _requested(("d_input", "d_weight", "d_bias"), made, _wanted(given))
 
 
 def _wanted(given: dict[str, Any]) -> tuple[bool, ...]:
@@ -323,7 +324,7 @@ def _check_axis(name: str, x: Tensor, axes: int = 1) -> None:
         )
 
 
-def _asked(names: tuple[str, ...], made: Any, asked: tuple[bool, ...]) -> Results:
+def _requested(names: tuple[str, ...], made: Any, asked: tuple[bool, ...]) -> Results:
     return {n: x for n, x, a in zip(names, made, asked, strict=True) if a}
 
 
@@ -334,7 +335,7 @@ def _output_bwd(arrays: Arrays, values: Any, backend: Any, implementation: Any) 
     made = projection.FUSED_OUTPUT_BWD(
         *operands, **given, backend=backend, implementation=implementation
     )
-    return _asked(("d_attn_out", "d_weight", "d_bias"), made, _wanted(given))
+    return _requested(("d_attn_out", "d_weight", "d_bias"), made, _wanted(given))
 
 
 OPERATORS: dict[Any, Any] = {
@@ -348,16 +349,16 @@ OPERATORS: dict[Any, Any] = {
     gemm_bwd_ops.gradient_work: _product_bwd,
     grouped_ops.grouped_work: _grouped,
     list_ops.list_work: _listed,
-    merge_ops.merge_work: _by(
+    merge_ops.merge_work: _calling(
         merge.MERGE_STATES, ("outs", "lses", "out"), ("out_dtype", "layout"), "out", "lse"
     ),
-    cache_ops.append_work: _by(
+    cache_ops.append_work: _calling(
         cache.APPEND_PAGED, cache.APPEND, scalars_of(AppendOptions), "q_out"
     ),
     cache_ops.gather_work: _gathered,
-    cache_ops.copy_work: _by(cache.COPY_PAGES, cache.COPY, ("kv_layout",)),
+    cache_ops.copy_work: _calling(cache.COPY_PAGES, cache.COPY, ("kv_layout",)),
     projection_ops.qkv_work: _qkv,
-    projection_ops.output_work: _by(
+    projection_ops.output_work: _calling(
         projection.FUSED_OUTPUT, projection.OUTPUT, scalars_of(OutputOptions), "out"
     ),
     projection_bwd_ops.qkv_work: _qkv_bwd,

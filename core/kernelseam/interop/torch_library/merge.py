@@ -9,10 +9,10 @@ import torch
 from kernelseam.interop.torch_library.batches import Batched, fold, unfold
 from kernelseam.interop.torch_library.define import (
     define,
-    faked_as,
+    fake_result_like,
     of_rank,
     refuse_gradients,
-    room,
+    result_like,
 )
 from kernelseam.interop.torch_library.dtypes import accumulator, dtype_name
 from kernelseam.ops.merge import merge_states
@@ -28,7 +28,7 @@ def _compute(
     out_dtype: Any = None,
     **options: Any,
 ) -> Any:
-    into = None if out is None else room(out)
+    into = None if out is None else result_like(out)
     with torch.no_grad():
         return merge_states(outs, lses, out=into, out_dtype=dtype_name(out_dtype), **options)
 
@@ -48,7 +48,7 @@ def _fake(
     return (
         outs.new_empty(outs.shape[1:], dtype=out_dtype or outs.dtype)
         if out is None
-        else faked_as(out),
+        else fake_result_like(out),
         outs.new_empty(lead, dtype=accumulator(outs.dtype)),
     )
 

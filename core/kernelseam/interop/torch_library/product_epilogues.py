@@ -34,12 +34,12 @@ from kernelseam.interop.torch_function import (
 )
 from kernelseam.interop.torch_library.arguments import Rule
 from kernelseam.interop.torch_library.define import (
+    absent_result,
     define,
-    faked_rooms,
-    none,
-    once_only,
+    fake_results_like,
     refuse_gradients,
-    rooms,
+    refuse_second_derivative,
+    results_like,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name, result_dtype
 from kernelseam.interop.torch_library.epilogues import expression_of, structure_of, traced
@@ -185,7 +185,7 @@ def _computed(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
         check_bwd_implementation(bwd_implementation, product.operation, "a", {"a": a})
         results = _results(given)
         added_to = ("out",) if options.get("beta") else ()
-        given |= rooms(results, added_to if product.writes_all else results)
+        given |= results_like(results, added_to if product.writes_all else results)
         if keep_preactivation and _PREACTIVATION not in results:
             whole, _ = _shapes(product, given, expression, options)
             given[_PREACTIVATION] = a.new_empty(whole, dtype=_dtype(given, out_dtype))
@@ -197,7 +197,7 @@ def _computed(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
                 epilogue=expression_of(expression, captured_numbers, arrays),
             )
         kept = given.get(_PREACTIVATION)
-        return result, none(a) if kept is None else kept
+        return result, absent_result(a) if kept is None else kept
 
     return compute
 
@@ -215,12 +215,12 @@ def _faked(product: Product, names: tuple[str, ...]) -> Callable[..., Any]:
         a = given["a"]
         whole, own = _shapes(product, given, expression, options)
         dtype = _dtype(given, out_dtype)
-        made = faked_rooms(_results(given))
+        made = fake_results_like(_results(given))
         result = made["out"] if "out" in made else a.new_empty(own, dtype=dtype)
         if _PREACTIVATION in made:
             gemm.check_preactivation(made | {"out": result}, whole)
             return result, made[_PREACTIVATION]
-        return result, a.new_empty(whole, dtype=dtype) if keep_preactivation else none(a)
+        return result, a.new_empty(whole, dtype=dtype) if keep_preactivation else absent_result(a)
 
     return fake
 
@@ -299,7 +299,7 @@ EPILOGUE_BWD = define(
     f"{_EXPRESSION}, str? backend=None) -> Tensor",
     _derivative,
     _derivative_fake,
-    backward=once_only("products with an epilogue"),
+    backward=refuse_second_derivative("products with an epilogue"),
 )
 
 

@@ -14,15 +14,15 @@ from kernelseam.interop.torch_function import check_bwd_implementation, with_row
 from kernelseam.interop.torch_library import flops
 from kernelseam.interop.torch_library.batches import Batched, each, fold, unfold
 from kernelseam.interop.torch_library.define import (
+    absent_result,
     define,
-    faked_as,
-    faked_rooms,
-    none,
+    fake_result_like,
+    fake_results_like,
     of_rank,
-    once_only,
     refuse_gradients,
-    room,
-    rooms,
+    refuse_second_derivative,
+    result_like,
+    results_like,
 )
 from kernelseam.interop.torch_library.dtypes import dtype_name
 from kernelseam.interop.torch_library.schemas import CHOSEN, given_by, schema_of, tensors_of
@@ -55,7 +55,7 @@ def _qkv_given(names: tuple[str, ...], tensors: Any) -> dict[str, Any]:
         given["rotary"] = given.pop("cos", None), given.pop("sin", None)
     if "cu_seqlens" in given:
         given["cu_seqlens_q"] = given.pop("cu_seqlens")
-    out = tuple(rooms({n: given.pop(n) for n in RESULTS if n in given}).values())
+    out = tuple(results_like({n: given.pop(n) for n in RESULTS if n in given}).values())
     if out:
         given["out"] = out[0] if names is PAGED else out
     return given
@@ -89,7 +89,7 @@ def _split(x: Tensor, heads: Any, dim: Any, layout: str, dtype: Any) -> Tensor:
 def _qkv_fake(input: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> Any:
     given = [x for x in rest[len(OPERANDS) - 2 :] if x is not None]
     if given:
-        return tuple(faked_rooms(dict(zip(RESULTS, given, strict=True))).values())
+        return tuple(fake_results_like(dict(zip(RESULTS, given, strict=True))).values())
     of_rank("input", input, 2, 3)
     of_rank("weight", weight, 2)
     heads, kv_heads, dim = _heads(weight, options)
@@ -149,7 +149,7 @@ def _bwd_compute(function: Callable[..., Any], count: int) -> Callable[..., Any]
         given = (*map(with_rows, tensors[:count]), *tensors[count:], *left_out)
         with torch.no_grad():
             result = function(*given, bias_dtype=dtype_name(bias_dtype), **options)
-        return tuple(none(given[0]) if x is None else x for x in result[:3])
+        return tuple(absent_result(given[0]) if x is None else x for x in result[:3])
 
     return compute
 
@@ -159,7 +159,9 @@ def _bwd_faked(like: Tensor, shapes: tuple[Any, ...], options: Any) -> Any:
     wanted = (options[n] for n in ("input_gradient", "weight_gradient", "has_bias"))
     dtypes = None, None, options.get("bias_dtype")
     return tuple(
-        none(like) if shape is None or not w else like.new_empty(shape, dtype=dtype or like.dtype)
+        absent_result(like)
+        if shape is None or not w
+        else like.new_empty(shape, dtype=dtype or like.dtype)
         for shape, w, dtype in zip(shapes, wanted, dtypes, strict=True)
     )
 
@@ -202,7 +204,7 @@ FUSED_QKV_BWD = define(
     f"{_BIAS_DTYPE}, {CHOSEN}) -> (Tensor, Tensor, Tensor)",
     _qkv_bwd_compute,
     _qkv_bwd_fake,
-    backward=once_only("fused_qkv_projection"),
+    backward=refuse_second_derivative("fused_qkv_projection"),
     flops=flops.qkv_bwd,
 )
 QKV_DIFFERENTIATED = differentiated(
@@ -233,7 +235,7 @@ def _paged_fake(*tensors: Tensor, **options: Any) -> Tensor:
     given = dict(zip(PAGED, tensors, strict=False))
     q = given.get("q")
     if q is not None:
-        return faked_as(q)
+        return fake_result_like(q)
     of_rank("input", given["input"], 2, 3)
     heads, _, dim = _heads(of_rank("weight", given["weight"], 2), options)
     pages = given["k_pages"].dtype
@@ -261,7 +263,7 @@ def _output_compute(
 ) -> Tensor:
     given = given_by(OUTPUT, tensors)
     if "out" in given:
-        given["out"] = room(given["out"])
+        given["out"] = result_like(given["out"])
     check_bwd_implementation(bwd_implementation, "output_projection_bwd", "attn_out", given)
     with torch.no_grad():
         return projection.fused_output_projection_residual(
@@ -272,7 +274,7 @@ def _output_compute(
 def _output_fake(attn_out: Tensor, weight: Tensor, *rest: Tensor, **options: Any) -> Tensor:
     out = rest[len(OUTPUT) - 3 :]
     if out and out[0] is not None:
-        return faked_as(out[0])
+        return fake_result_like(out[0])
     of_rank("attn_out", attn_out, 2, 3, 4)
     lead = attn_out.shape[:-1]
     if len(lead) == 3:
@@ -323,7 +325,7 @@ FUSED_OUTPUT_BWD = define(
     f"{_BIAS_DTYPE}, {CHOSEN}) -> (Tensor, Tensor, Tensor)",
     _output_bwd_compute,
     _output_bwd_fake,
-    backward=once_only("fused_output_projection_residual"),
+    backward=refuse_second_derivative("fused_output_projection_residual"),
     flops=flops.output_bwd,
 )
 OUTPUT_DIFFERENTIATED = differentiated(

@@ -243,13 +243,13 @@ RULES: dict[str, Rule] = {
 }
 
 
-_told: set[str] = set()
+_registered: set[str] = set()
 
 
-def tell(name: str) -> bool:
+def register_sharding(name: str) -> bool:
     """Register an operator's rule with torch if torch.distributed.tensor is imported already.
     Importing it takes a second or two, which is left to the caller."""
-    if name in _told or name not in RULES or "torch.distributed.tensor" not in sys.modules:
+    if name in _registered or name not in RULES or "torch.distributed.tensor" not in sys.modules:
         return True
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
@@ -261,7 +261,7 @@ def tell(name: str) -> bool:
     info = RuntimeSchemaInfo(len(arguments) - len(options), options)
     propagator = DTensor._op_dispatcher.sharding_propagator
     propagator.register_op_strategy(known, _strategy(RULES[name]), info)
-    _told.add(name)
+    _registered.add(name)
     return True
 
 
@@ -301,7 +301,7 @@ def check_alike(name: str, tensors: Sequence[Any]) -> None:
 
 
 _called: Any
-for _called in (tell, _is_imported):
+for _called in (register_sharding, _is_imported):
     # Dynamo calls them while it traces; sys.modules it would walk, while modules are added to it
     _called._dynamo_marked_constant = True
 
