@@ -1,10 +1,10 @@
-"""What is known of an expression over a block of queries × keys, as expressions of its corners.
+"""Interval arithmetic on expressions: their range over a block of queries × keys.
 
-``bounds(n)`` are two nodes over b, h, the lengths and the corners q_first, q_last, kv_first and
-kv_last (inclusive): the least and the most that ``n`` may be there. Of a condition they are whether
-it holds everywhere and whether it may hold anywhere. They are conservative, never wrong: NaN makes
-no comparison certain. A captured array is known by the elements between its indices' ends where one
-axis ranges, and not at all where several do.
+``bounds(n)`` are two nodes, lower and upper bound of ``n`` over the block: functions of b, h, the
+lengths and the block's first and last query and key (q_first, q_last, kv_first, kv_last). Of a
+condition they are whether it holds everywhere and whether it may hold anywhere. They are
+conservative: NaN makes no comparison certain. An element of a captured array is bounded by those
+between its index's ends where one axis varies within the block; where several do, it is unbounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INCREASING = frozenset(
     )
 )
 _PARTIAL = frozenset(("log", "log2", "log1p", "sqrt"))
-"""Those that are NaN below some number."""
+"""Those that are NaN below some argument."""
 CORNERS = {"q_idx": ("q_first", "q_last"), "kv_idx": ("kv_first", "kv_last")}
 _NO, _YES = constant(False), constant(True)
 
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
 
     @property
     def point(self) -> bool:
-        """Whether it is one number for the whole block. NaN says that it may be any."""
+        """Whether the value is the same in the whole block, and not NaN."""
         return self.low == self.high and self.low.value == self.low.value
 
 
@@ -54,7 +54,7 @@ def bounds(root: Node) -> Bounds:
 
 
 def _unknown(n: Node) -> Bounds:
-    """Of a wider type, so that sums of the ends do not overflow."""
+    """The range of the node's type, itself of a wider one: sums of ends then do not overflow."""
     if n.type is Type.BOOLEAN:
         return Bounds(_NO, _YES)
     if n.type is Type.INT32:
@@ -62,7 +62,7 @@ def _unknown(n: Node) -> Bounds:
     return Bounds(constant(-math.inf), constant(math.inf))
 
 
-def _span(operation: str, corners: list[tuple[Node, Node]]) -> Bounds:
+def _hull(operation: str, corners: list[tuple[Node, Node]]) -> Bounds:
     values = [make(operation, *c) for c in corners]
     low = high = values[0]
     for x in values[1:]:
@@ -72,8 +72,8 @@ def _span(operation: str, corners: list[tuple[Node, Node]]) -> Bounds:
 
 def _magnitude(x: Bounds) -> tuple[Node, Node]:
     """The least and the most of |x|."""
-    zero, turned = constant(0), (make("neg", x.high), make("neg", x.low))
-    return make("max", make("max", x.low, turned[0]), zero), make("max", x.high, turned[1])
+    zero, negated = constant(0), (make("neg", x.high), make("neg", x.low))
+    return make("max", make("max", x.low, negated[0]), zero), make("max", x.high, negated[1])
 
 
 def _both(*x: Node) -> Node:
@@ -107,7 +107,7 @@ def _is_nan(x: Node) -> Node:
 
 
 def _nan_if(condition: Node, low: Node, high: Node) -> Bounds:
-    """Ends that make no comparison certain where some elements may be NaN."""
+    """Bounds that are NaN, and so make no comparison certain, where ``condition`` holds."""
     nan = constant(math.nan)
     return Bounds(make("where", condition, nan, low), make("where", condition, nan, high))
 
@@ -131,21 +131,22 @@ def _cast(n: Node, x: Bounds) -> Bounds:
     )
 
 
-def _same_ends(n: Node, x: list[Bounds]) -> Bounds:
+def _increasing(n: Node, x: list[Bounds]) -> Bounds:
     a, b = x[0], x[-1]
     return Bounds(make(n.operation, a.low, b.low), make(n.operation, a.high, b.high))
 
 
-def _turned(n: Node, x: list[Bounds]) -> Bounds:
+def _decreasing(n: Node, x: list[Bounds]) -> Bounds:
     return Bounds(make(n.operation, x[0].high), make(n.operation, x[0].low))
 
 
 def _scaled(n: Node, x: list[Bounds]) -> Bounds | None:
-    """Monotone in the first argument, where the second is one number."""
+    """Operations that are monotone in the first argument, where the second is the same in the whole
+    block."""
     a, b = x
     if not b.point or (n.operation == "shr" and a.low.type is Type.FLOAT):
         return None
-    ends = _span(n.operation, [(a.low, b.low), (a.high, b.low)])
+    ends = _hull(n.operation, [(a.low, b.low), (a.high, b.low)])
     if n.type is not Type.FLOAT or (b.low.operation == "constant" and b.low.value):
         return ends
     return _nan_if(make("eq", b.low, constant(0.0)), *ends)
@@ -157,7 +158,7 @@ def _product(n: Node, x: list[Bounds]) -> Bounds:
         near, far = _magnitude(a)
         return Bounds(make("mul", near, near), make("mul", far, far))
     ends = [(p, q) for p in (a.low, a.high) for q in (b.low, b.high)]
-    return _span("mul", ends)
+    return _hull("mul", ends)
 
 
 def _modulo(n: Node, x: list[Bounds]) -> Bounds | None:
@@ -215,9 +216,9 @@ def _loaded(n: Node, x: list[Bounds]) -> Bounds | None:
 
 
 _RULES: dict[str, Callable[[Node, list[Bounds]], Bounds | None]] = {
-    **dict.fromkeys(("add", "min", "max", "and", "or"), _same_ends),
+    **dict.fromkeys(("add", "min", "max", "and", "or"), _increasing),
     "sub": lambda n, x: Bounds(make("sub", x[0].low, x[1].high), make("sub", x[0].high, x[1].low)),
-    **dict.fromkeys(("neg", "not"), _turned),
+    **dict.fromkeys(("neg", "not"), _decreasing),
     "abs": lambda n, x: Bounds(*_magnitude(x[0])),
     "mul": _product,
     **dict.fromkeys(("div", "floordiv", "softcap", "shr"), _scaled),

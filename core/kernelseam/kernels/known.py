@@ -1,8 +1,10 @@
-"""Problems like others that were planned, planned from their numbers: see ``known_problems``.
+"""Plans of problems that differ from earlier ones only in numbers, such as extents and strides, by
+generated Python functions of these numbers: see ``known_problems``.
 
-A problem is traced once for its spec and structure. Its numbers lead to a class, the class to
-kernels; the workspace's size, and the launches over addresses, are functions of the numbers. What
-meets none of a function's conditions is planned as ever.
+As with torch.compile's dynamic shapes, a problem is traced with symbols for its numbers, and each
+condition met on the way becomes a guard. One function computes the problem's class, which decides
+the kernels; others the workspace's size and, with addresses, the launches. A problem for which a
+guard fails is planned in the ordinary way.
 """
 
 from __future__ import annotations
@@ -26,18 +28,19 @@ from kernelseam.tuned.numbers import numbers, with_numbers
 Enqueue = Callable[[int], None]
 _MOST_SPECS, _MOST_CLASSES, _MOST_TRACES = 1024, 1024, 16
 _SOMEWHERE = 1 << 40
-"""Addresses that nothing reads, for tracing."""
+"""The distance of made-up addresses, which only tracing uses."""
 _WORKSPACE = "w"
 
 
 @dataclass(eq=False)
 class _Function:
-    """Kernels for problems that meet some conditions."""
+    """The generated functions of one choice of kernels; both return None where a guard fails."""
 
     sizes: Callable[..., tuple[int, int, int] | None]
     """``sizes(*numbers)``: the workspace's bytes, alignment, and bytes that must be zero."""
     bind: Callable[[tuple[str, ...]], Callable[..., tuple[Enqueue, ...] | None] | None]
-    """``bind(names)(*addresses, workspace, *numbers)``."""
+    """``bind(names)(*addresses, workspace, *numbers)``: the launches over operands of these names;
+    ``bind(names)`` is None where they cannot be traced."""
 
 
 @dataclass
@@ -61,12 +64,13 @@ class _Known:
 
 
 class _Traced:
-    """A problem over symbols, on one path through what its class is computed by."""
+    """A problem traced with symbols for its numbers, on one path through the computation of its
+    class."""
 
     def __init__(
         self, problem: Any, count: int, device: Device, implementation: str | None
     ) -> None:
-        """``count``: of its numbers."""
+        """``count``: how many numbers the problem has."""
         self._device, self._implementation = device, implementation
         self._runtime: Runtime = plugins().backend(device.backend).runtime
         self._trace, self._inputs = Trace(), list[str]()
@@ -78,9 +82,9 @@ class _Traced:
         lines, _ = self._trace.code(varied, frozenset())
         self.class_of = self._compiled("class_of", [*lines, f"return {self._text.of(varied)}"])
         self._selections: dict[tuple[Any, ...], Selection | None] = {}
-        """By class."""
+        """Kernels by class."""
         self.functions: dict[Selection | None, list[_Function]] = {}
-        """By what computes a class, which classes share; the latest first."""
+        """By kernels, which several classes may share; the latest first."""
 
     def _symbol(self, value: Any) -> Any:
         if type(value) not in (int, float) or (type(value) is int and value < 0):
@@ -92,8 +96,8 @@ class _Traced:
         return self._text.compiled(name, ", ".join((*before, *self._inputs)), body)
 
     def selection(self, given: tuple[Any, ...]) -> Selection | None:
-        """What computes a problem of these numbers; None where none of the core's kernels does, or
-        the problem is unlike the traced one."""
+        """The kernels for a problem of these numbers; None where these are none of the core's,
+        or where a guard of the traced path fails."""
         values = self.class_of(*given)
         if values is None:
             return None
@@ -105,7 +109,7 @@ class _Traced:
         return self._selections[values]
 
     def function(self, selection: Selection) -> _Function | None:
-        """For problems like the one that was traced."""
+        """Traces the choice of launches with these kernels, and generates functions from it."""
         with self._trace.branch(frozenset()):
             launches = self._launches(selection, self._fresh())
             if launches is None:
@@ -127,7 +131,7 @@ class _Traced:
         return _Function(computed, bind)
 
     def _fresh(self) -> Any:
-        """The problem, which keeps nothing that a branch of the trace computed of it."""
+        """The problem without what an earlier branch of the trace cached on it."""
         return with_numbers(self._problem, numbers(self._problem))
 
     def _launches(self, selection: Selection, problem: Any) -> Launches | None:
@@ -168,7 +172,7 @@ class _Spec:
 
     traced: list[_Traced] = field(default_factory=list)
     planned: int = 0
-    """Of problems: the first teaches nothing, as none like it may come."""
+    """How many problems were planned: the first is not traced, as no other like it may come."""
     failures: int = 0
 
     def find(self, given: tuple[Any, ...]) -> _Known | None:
@@ -247,7 +251,8 @@ _READERS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 
 
 def _parted(problem: Any) -> tuple[Hashable, tuple[Any, ...]]:
-    """A problem without its numbers, and those, in the order of ``tuned.classes.numbers``."""
+    """A problem's structure without its numbers, and the numbers, in the order of
+    ``tuned.numbers.numbers``."""
     kind: Any = type(problem)
     read = _READERS.get(kind)
     if read is None:
@@ -265,7 +270,7 @@ def _parted(problem: Any) -> tuple[Hashable, tuple[Any, ...]]:
 
 
 def _reader(problem: Any) -> Callable[[Any], tuple[Any, ...]]:
-    """The fields of problems of a type, of those within them too; specs are one each."""
+    """A function that reads the fields of a type's problems, nested ones too; a spec is one."""
 
     def paths(x: Any, to: str) -> list[str]:
         found = []

@@ -1,8 +1,8 @@
 """What all operations on arrays share: views, the device check, planned calls, launches, results.
 
-The first call on arrays of given layouts is checked, described and planned; a later one like it
-only makes views and launches. New addresses are always checked. Calls on torch tensors whose like
-were planned take the road (``road``), new extents included.
+The first call on arrays of given layouts is checked, described and planned; a later one with the
+same layouts only makes views and launches. New addresses are always checked. Calls on torch tensors
+take a shorter path where similar ones were planned, even with other extents: see ``road``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from kernelseam.torch_dispatch import hand_over, recorded, stands_for_others
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What serves calls of a signature. ``given``: its options that are numbers. Of torch:
-    ``forward``, its module of forward-mode derivatives; ``modes``, how many dispatch modes are
-    active; ``casts``, whether autocast is enabled, for which callers convert operands."""
+    """The ``caller`` of a signature, and the values of its options that are numbers, ``given``. Of
+    torch: ``forward``, the module of forward-mode derivatives; ``modes()``, how many dispatch modes
+    are active; ``casts()``, whether autocast is enabled, for which callers convert operands."""
 
     caller: Caller
     given: tuple[Any, ...]
@@ -49,9 +49,9 @@ class Way:
 
 
 class CallCache:
-    """Callers by signature, which is all of a call but its tensors and the options that are
-    numbers; planned calls by signature and layouts. It holds no arrays but a stream's memory of 0.
-    Every call allocates its own workspace, so that threads and streams share none."""
+    """Callers by signature, which is all of a call but its tensors and its options that are
+    numbers; planned calls by signature and layouts. It holds no arrays but zeroed memory, one block
+    a stream. Every call allocates its own workspace, so that threads and streams share none."""
 
     def __init__(self) -> None:
         self.callers: dict[Hashable, Caller] = {}
