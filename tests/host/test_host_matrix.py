@@ -150,6 +150,7 @@ def test_parity(
         "f16-halves-20",
         "f16-packed-given",
         "bf16-e4m3-everything",
+        "bf16-e4m3-zeros",
     ],
 )
 def test_heads_of_a_token_one_after_another(

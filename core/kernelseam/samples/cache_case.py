@@ -44,7 +44,8 @@ class CacheCase(CommonCase):
     """q_out is q."""
     operand_layouts: tuple[tuple[str, OperandLayout], ...] = ()
     data: str = "normal"
-    """Or "wide": magnitudes from 2⁻²⁰ to 2¹⁰, beyond what 8 bits hold; "nan": some are NaN."""
+    """Or "wide": magnitudes from 2⁻²⁰ to 2¹⁰, beyond what 8 bits hold; "nan": some are NaN;
+    "zeros": every second row is 0."""
 
     operation = "paged_cache"
 

@@ -34,6 +34,7 @@ static_assert(WARP % LANES == 0, "a row's lanes are in one warp");
 static_assert(HEADS == 1 || Config::EXACT || Config::DIRECTION != APPEND, "rows that are computed come one after another");
 constexpr bool WHOLE = HEADS == 1 && (D == DV || DV == 0) && 2 * LANES * PAIRS * N == D;  // every lane's chunks are part of every row
 constexpr float LEAST_SCALE = 7.52316385e-37f;  // 2^−120: its inverse is no subnormal
+constexpr float LARGEST_FACTOR = 3.40282347e38f;
 
 template<class X, int COUNT = N> struct alignas(COUNT * sizeof(X) < 16 ? COUNT * sizeof(X) : 16) Elements { X v[COUNT]; };
 // By words: a compiler may else take elements apart.
@@ -388,6 +389,8 @@ paged_cache_body(Rows<T> k, Rows<T> v, Rows<P> k_pages, Rows<P> v_pages, Places 
         }
       }
       if (Config::CACHE_SCALES == OF_HEADS && !is_query && heads > 0) factor /= maximum(*scale, LEAST_SCALE);
+      // Of rows of 0: a norm's factor over the least scale may be infinite, and 0 times that is NaN.
+      if (Norm::THERE && Config::CACHE_SCALES && factor > LARGEST_FACTOR) factor = LARGEST_FACTOR;
       if (Norm::THERE || Config::CACHE_SCALES) multiply(y, factor);
       if (place.stored && heads > 0) {
         if (is_query) store_floats((T*)to, y, D);

@@ -87,6 +87,7 @@ def _of_8_bits(stored: DType) -> Iterator[CacheCase]:
         return
     everything: dict[str, Any] = {"num_heads": 4, "rotary": "halves", "norm": F32, **given}
     yield case("bf16", f"{short}-everything", scaled="tokens", packed=(3, 5), **everything)
+    yield case("bf16", f"{short}-zeros", scaled="tokens", data="zeros", **everything)
     yield case("bf16", f"{short}-wide", scaled="tokens", data="wide", **given)
     yield case("f16", f"{short}-saturated", scaled="heads", data="wide", **given)
     yield case("f64", f"{short}", scaled="tokens", **given)

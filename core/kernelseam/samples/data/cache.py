@@ -70,6 +70,8 @@ def values(case: CacheCase, rng: np.random.Generator) -> dict[str, Array]:
                 x *= 2.0 ** rng.integers(-20, 10, shape)
             elif case.data == "nan":
                 x.reshape(-1)[::7] = np.nan
+            elif case.data == "zeros":
+                x[..., ::2, :] = 0
             if case.pages_dtype is DType.float8_e4m3fnuz:
                 x = np.where(x < 0, x / 16, x)  # −240 has the bits of memory that nobody wrote
             bound = LARGEST.get(dtype, np.inf)
