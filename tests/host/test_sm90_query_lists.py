@@ -274,8 +274,8 @@ ELEMENTS = "sm90/attention/backward/elements.h"
         (
             "rows-behind-the-last",
             ELEMENTS,
-            "low[r] = -STEP, high[r] = w.S_q - query - lane % 4 * 2;",
-            "low[r] = -STEP, high[r] = STEP;",
+            "high[r] = min_of(w.S_q - query - lane % 4 * 2,",
+            "high[r] = min_of(STEP,",
             ("prefix",),
         ),
         ("first-hidden-by-the-band", TILES_FILE, "ahead < 63 -", "ahead < 62 -", ("causal",)),

@@ -57,7 +57,7 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
     rings.k.wait_full(kv);
     const WorkTile& w = storage.work_tiles[work_slot<KV_STAGES>({kv.stage, kv.parity ^ 1})];
     if (w.steps < 0) break;
-    const int group = LISTED && RECOMPUTES_ADDRESSES ? warp_index() / 4 : this->group;  // not kept from tile to tile
+    const int group = (LISTED || Config::PREFIX) && RECOMPUTES_ADDRESSES ? warp_index() / 4 : this->group;  // not kept from tile to tile
     const int shift = w.S_k - w.S_q, key0 = w.tile * KEYS + group * 64;
     const bool tail = key0 + 64 > w.S_k;
     if (RAGGED_KEYS && (w.tile + 1) * KEYS > w.S_k) {

@@ -86,8 +86,8 @@ struct Elements {
   const WorkTile& w;
   int head, own_key, lane;
 
-  // The warp's own memory and first key. Of packed sequences, and beside a score_mod, no register is left to keep them in.
-  static constexpr bool KEPT = Config::Q_VIEW != PACKED && !Expression::HAS_SCORE;
+  // The warp's own memory and first key. Of packed sequences, under lists and prefixes, and beside a score_mod, no register is left to keep them in.
+  static constexpr bool KEPT = Config::Q_VIEW != PACKED && !Config::PREFIX && !LISTED && !Expression::HAS_SCORE;
   KS_DEVICE u32 plane() const { return KEPT ? own_plane : planes + warp_index() * PLANE_BYTES; }
   KS_DEVICE int key() const { return KEPT ? own_key : (w.tile * 8 + warp_index()) * 16; }
 
@@ -211,9 +211,9 @@ struct Elements {
     int low[2], high[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      low[r] = Config::CAUSAL || Config::WINDOW ? 8 * r - band.reach() - from : -STEP;
-      high[r] = min_of(w.S_q - query - lane % 4 * 2, Config::WINDOW ? 8 * r + band.left + 1 - from : STEP);
-      if (Config::PREFIX && key() + lane / 4 + 8 * r < prefix) low[r] = -STEP, high[r] = w.S_q - query - lane % 4 * 2;
+      const bool early = Config::PREFIX && key() + lane / 4 + 8 * r < prefix;
+      low[r] = (Config::CAUSAL || Config::WINDOW) && !early ? 8 * r - band.reach() - from : -STEP;
+      high[r] = min_of(w.S_q - query - lane % 4 * 2, Config::WINDOW && !early ? 8 * r + band.left + 1 - from : STEP);
       if (key() + lane / 4 + 8 * r >= w.S_k) low[r] = STEP;
     }
 #pragma unroll
