@@ -1,4 +1,4 @@
-"""Calls of known numbers at any addresses, and what makes a call repeat over the same ones."""
+"""Calls whose extents, strides and numbers were seen before, and how a `Repeat` is made of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelseam.planning.binding import in_order
 
 
 class KnownCall:
-    """Calls of known numbers, at any addresses."""
+    """Calls of given extents, strides and numbers, at any addresses."""
 
     __slots__ = ("again", "function", "given", "holds", "numbers")
 
@@ -27,7 +27,7 @@ class KnownCall:
     ) -> None:
         self.function, self.given, self.numbers = function, given, numbers
         self.holds: Guard = never
-        """Whether tensors are like those of such a call."""
+        """The guard on tensors: whether they match those of such a call."""
         self.again: Callable[..., Packed | None] = self._first
         """``again(empty, zeroed, *addresses)``: as ``function.run`` with ``once``."""
 
@@ -41,7 +41,7 @@ class KnownCall:
         return self.again(*given)
 
     def kept(self, *given: Any) -> Packed | None:
-        """As ``again``, of launches that may be kept."""
+        """As ``again``, but the launches may be run any number of times."""
         return self.function.run(self.function.kept, *given, *self.numbers)
 
 

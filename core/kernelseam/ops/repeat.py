@@ -1,4 +1,4 @@
-"""Calls on torch tensors that came before, at any addresses."""
+"""Calls on torch tensors like an earlier one, at the same or other addresses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ _MOST_PLACES = 16
 
 
 class Repeat:
-    """A call that came before: its results are allocated, and what is launched is found by all
-    addresses."""
+    """Repeats a call: results are allocated, and bound launches are cached by all addresses."""
 
     __slots__ = (
         "_bind",
@@ -44,20 +43,20 @@ class Repeat:
         zeroes: bool = False,
         stages: bool = False,
     ) -> None:
-        """``shapes``: the results' names and allocators, and behind them, without a name, the
-        workspace's. ``bind(pointers, places, zeroed, kept)``: launches over the tensors, over these
-        at their addresses and over memory that is 0, to run once or, where ``kept``, any number of
-        times; None where they must be planned. ``keeps``: they always may. ``zeroes``: they need
-        the stream's memory of 0. ``stages``: they read what torch's current stream copies.
-        ``written``: the places of tensors that are written. ``cleared``: results that are set to 0
-        first."""
+        """``shapes``: the results' names and allocators, and last, with an empty name, the
+        workspace's. ``bind(pointers, places, zeroed, kept)``: the launches over the tensors'
+        addresses, over those of results and workspace and over zeroed memory, to run once or, where
+        ``kept``, any number of times; None where the call must be planned. ``keeps``: ``kept`` is
+        always possible. ``zeroes``: they need the stream's zeroed memory. ``stages``: they read
+        what torch's current stream copies to the device. ``written``: indices of the tensors that
+        are written. ``cleared``: results that are set to 0 first."""
         self._on, self._shapes, self._bind = on, shapes, bind
         self._written = picked(written)
         self._cleared, self._keeps, self._zeroes = cleared, keeps, zeroes
         self._stages = stages
         self._bound: dict[Hashable, Enqueue | None] = {}
         self.guards: tuple[Guard, ...] = ()
-        """Of tensors and torch's modes that it was taken for, the latest first."""
+        """On tensors and torch's modes, each of calls that it served; the latest first."""
 
     def call(
         self,

@@ -1,10 +1,11 @@
-"""Calls on torch tensors whose like have been planned before: nothing is described, checked or
-chosen again.
+"""The short path of calls on torch tensors: where similar calls were planned before, nothing is
+described, checked or chosen again.
 
-A `Caller` stands for a signature: all of a call but its tensors and the options that are numbers.
-A call at the addresses of an earlier one launches what was packed then (`Repeat`). Otherwise its
-tensors' dtypes find a `_Kind`, its extents, strides and numbers a class and the class's function
-(`traced_call`), which packs arguments. What meets neither is planned, and learnt from.
+A `Caller` is for one signature: all of a call but its tensors and the options that are numbers. A
+call at the addresses of an earlier one launches with the arguments packed then (`Repeat`).
+Otherwise the tensors' dtypes select a `_Kind`; extents, strides and numbers select a class, whose
+generated function (`traced_call`) packs the arguments. Other calls are planned, and traced for
+later ones.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from kernelseam.torch_dispatch import recorded
 
 Compute = Callable[..., None]
 MOST_PATHS = 16
-"""Of a kind of tensors, ways through the checks that are traced, and of a class's kernels."""
+"""Traces kept: of a kind of tensors, each another path through the checks, and of a class's
+kernels."""
 _MOST_KINDS, _MOST_GUARDS = 8, 4
 _OFTEN = 16
-"""Times that a call came at the same addresses before it is made to repeat, which takes as long as
-ten calls save."""
+"""How often a call comes at the same addresses before a `Repeat` is made of it, which takes as much
+time as ten repeated calls save."""
 _FEW_TENSORS = 16
-"""Of calls with more, which lists of products are, so many times fewer are kept."""
+"""Calls with n times as many tensors, such as lists of products, have 1/(1 + n) of the cache."""
 
 
 class _Kind:
@@ -52,16 +54,16 @@ class _Kind:
         self._calls: list[TracedCall] = []
         self._classes: dict[tuple[TracedCall, tuple[Any, ...]], Kernels | None] = {}
         self.own = list[Function]()
-        """That of a ``ByNumbers``, if the signature has one."""
+        """The function of a ``ByNumbers``, which needs no tracing, if the signature has one."""
         self.known: dict[tuple[Any, ...], Function | KnownCall] = {}
-        """What served calls of these numbers last: known where they came again."""
+        """What last served calls of these numbers: a KnownCall from the second call on."""
         self.last: tuple[Any, ...] = ()
         """The numbers of the last call whose numbers were read."""
         self.latest: KnownCall | None = None
-        """Calls of numbers that came twice in a row, or come where such did: their tensors' guard
-        is asked, and they are not read."""
+        """Calls of numbers that came twice in a row, or that follow such: a guard compares the
+        tensors, so that extents and strides need not be read."""
         self.runs = False
-        """Whether the latest came again."""
+        """Whether ``latest`` has served a call since it was set."""
         self._failures = 0
 
     def again(
@@ -71,7 +73,7 @@ class _Kind:
         given: tuple[Any, ...],
         tensors: tuple[Any, ...],
     ) -> KnownCall:
-        """Calls of numbers that ``known`` served last. ``given``: those of options."""
+        """The KnownCall for numbers that ``known`` served last. ``given``: the options' numbers."""
         if isinstance(known, Function):
             self.known[numbers] = known = KnownCall(known, given, numbers)
         if self.last == numbers or self.runs:
@@ -182,10 +184,10 @@ class Caller:
         self._cleared = cleared_in(compute)
         self._kinds: list[_Kind] = []
         self.recent: dict[Hashable, tuple[Repeat, Guard]] = {}
-        """By addresses and numbers, calls that came before: to repeat, where the guard holds for
+        """Earlier calls, by addresses and the options' numbers: repeated where the guard holds for
         the tensors."""
         self._seen: dict[Hashable, list[Any]] = {}
-        """Numbers of calls at these addresses, and how often they came."""
+        """By the same, a call's numbers and how often it came."""
         self._layouts: dict[Hashable, Repeat] = {}
         """Of planned calls, by their tensors' layouts."""
         self._lock = new_lock()
@@ -257,9 +259,9 @@ class Caller:
     def again(
         self, tensors: tuple[Any, ...], given: tuple[Any, ...], takes: Callable[..., bool]
     ) -> tuple[Any, ...] | None:
-        """The results, in order, of what is like the latest call of its kind, whose numbers came
-        twice, on torch's current stream, or of other numbers where ``takes(*tensors)``; None, with
-        nothing launched, for all else."""
+        """The results in order, on torch's current stream, of a call with the numbers of its kind's
+        ``latest``, or with others where ``takes(*tensors)``; None, with nothing launched, for other
+        calls."""
         for kind in self._kinds:
             known, on = kind.latest, kind.on
             if known is None or known.given != given:
