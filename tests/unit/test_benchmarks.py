@@ -216,14 +216,14 @@ def test_new_extents_make_few_python_calls(monkeypatch: pytest.MonkeyPatch, tmp_
     done = idle_device.run_with_idle_driver([script], capture_output=True, timeout=280)
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout)
-    new = {"decode": 21, "causal": 22, "varlen": 22, "matmul2d": 20, "qkv": 30, "gradients": 56}
+    new = {"decode": 21, "causal": 23, "varlen": 22, "matmul2d": 20, "qkv": 30, "gradients": 56}
     new["qkv into pages"] = 36
     new["lists"] = 148  # 64 products
     new |= {"reach": 104, "cap": 106}  # of a function that is traced, and of what it captured
     new |= {"layer": 7, "second layer": 17, "first layer": 22}  # of a model's step
     # the first call of a class, which chooses: half a microsecond each
-    first = {"decode": 1030, "causal": 855, "varlen": 830, "paged": 1100, "matmul2d": 535}
-    first |= {"gradients": 1530, "lists": 1730, "reach": 870, "qkv": 1220}
+    first = {"decode": 1030, "causal": 855, "varlen": 830, "paged": 1100, "matmul2d": 550}
+    first |= {"gradients": 1530, "lists": 1740, "reach": 870, "qkv": 1240}
     new |= {f"{name}, a class": most for name, most in first.items()} | {"paged": 22}
     assert {n: counts[n] for n, most in new.items() if counts[n] > most} == {}
     again = {"attention again": 7, "bmm again": 8, "torch.attention again": 8}
