@@ -84,6 +84,7 @@ PROJECTIONS = (
 )
 EVERY_WAY = (
     "attention-f16-64-many-tiles",
+    "attention-f16-64-causal-many-tiles",
     "attention-bwd-f16-64-causal-many-tiles",
     "attention-bwd-bf16-128-causal-many-tiles",
     "gemm-f16-nt-many-tiles",

@@ -229,6 +229,17 @@ def test_small_tiles_are_for_problems_of_few_tiles_that_heads_share() -> None:
     assert all(t.blocks == 1 for t in HALF.variants(many, ROW, PRODUCT).values())
 
 
+def test_small_tiles_are_for_sequences_that_are_short_on_average() -> None:
+    """138 sequences of up to 38 rows, 1,228 in all, of five heads to a KV head: 45 rows of each."""
+    p = problem(38, 38, 20, 4, 138, 256, q_view="packed", kv_view="packed")
+    short, long = (replace(p, total_q=n, total_k=n) for n in (1228, 2400))
+    found, none = (
+        {t.group_heads for t in HALF.variants(x, ROW, PRODUCT).values() if t.bm == 64}
+        for x in (short, long)
+    )
+    assert (found, none) == ({1, 5}, set())
+
+
 def test_pools_whose_rows_are_no_matrix_are_refused() -> None:
     p = paged_problem()
     page, head, row = p.k_strides
@@ -367,9 +378,9 @@ def test_blocks_are_as_many_as_multiprocessors_and_no_more_than_tiles() -> None:
 @pytest.mark.parametrize(
     ("changes", "rows"),
     [
-        ({"S_q": 1024, "S_k": 1024}, {64, 128, 256}),  # 256 tiles of 64 rows, 64 of 256
-        ({"S_q": 1024, "S_k": 1024, "batch": 2}, {64, 128, 256}),  # 512, two a multiprocessor
-        ({"S_q": 1024, "S_k": 1024, "batch": 3}, {256}),
+        ({"S_q": 1024, "S_k": 1024}, {64, 128, 192, 256}),  # 256 tiles of 64 rows, 64 of 256
+        ({"S_q": 1024, "S_k": 1024, "batch": 2}, {64, 128, 192, 256}),  # 512, two a multiprocessor
+        ({"S_q": 1024, "S_k": 1024, "batch": 3}, {192, 256}),
     ],
 )
 def test_small_problems_have_tiles_of_fewer_rows(changes: dict[str, Any], rows: set[int]) -> None:

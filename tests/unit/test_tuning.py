@@ -468,7 +468,7 @@ def test_a_representative_is_its_own(extents: tuple[int, int, int], batch: int, 
 def test_a_class_of_packed_sequences_knows_how_full_they_are(
     queries: int, batch: int, part: float, group: int
 ) -> None:
-    """As much of the most that they can have as the problem's, in steps of half an octave."""
+    """As many rows a sequence as the problem has, by four leading bits, and no more than can be."""
     total = max(int(queries * batch * part), 1)
     problem: Any = Attention(
         batch=batch,
@@ -485,9 +485,12 @@ def test_a_class_of_packed_sequences_knows_how_full_they_are(
     ).problem()
     found = representative(problem)
     assert representative(replace(found)) == found
-    most, full = found.batch * found.S_q, total / (queries * batch)
     assert found.total_k == found.batch * found.S_k
-    assert full * most / 2**0.01 - 1 < found.total_q < full * most * 2**0.51 + 1
+    most, rows = found.batch * found.S_q, total * found.batch / batch
+    if total == queries * batch:
+        assert found.total_q == most
+    else:
+        assert abs(found.total_q - min(rows, most)) <= rows / 16 + 1
 
 
 def test_classes_of_operations() -> None:

@@ -113,13 +113,10 @@ def columns(n: int) -> int:
 
 
 @recorded
-def share(n: int, most: int, represented: int) -> int:
-    """Of ``represented``, as much as ``n`` is of ``most``, in steps of half an octave: the largest
-    of a class; 0 for 0."""
-    if not 0 < n < most:
-        return represented if n else 0
-    steps = math.floor(2 * math.log2(most / n))
-    return max(int(represented * 2 ** (-steps / 2)), 1)
+def total(n: int, entries: int, represented: int, most: int) -> int:
+    """Of ``represented`` packed sequences, up to ``most`` rows in all: as many a sequence as ``n``
+    of ``entries`` are, by four leading bits; 0 for 0."""
+    return max(min(near(n * represented // max(entries, 1)), most), 1) if n else 0
 
 
 def representative(problem: T) -> T:
@@ -214,13 +211,19 @@ def _attention(p: Any) -> Any:
         **{f.name: _sign(getattr(p, f.name)) for f in fields(p) if f.type == "float"},
         left=None if p.left is None else about(p.left),
         right=None if p.right is None else about(p.right),
-        total_q=share(p.total_q, p.batch * p.S_q, batch * s_q) if spec.q_view == "packed" else 0,
-        total_k=share(p.total_k, p.batch * p.S_k, batch * s_k) if spec.kv_view == "packed" else 0,
+        total_q=_total(p, batch, p.total_q, p.S_q, s_q) if spec.q_view == "packed" else 0,
+        total_k=_total(p, batch, p.total_k, p.S_k, s_k) if spec.kv_view == "packed" else 0,
         pages=batch * width if p.pages else 0,
         table_width=width,
         table_stride=width,
         **strides,
     )
+
+
+def _total(p: Any, batch: int, rows: int, longest: int, represented: int) -> int:
+    """Of packed sequences, all as long as the longest or not."""
+    most = batch * represented
+    return most if rows >= p.batch * longest else total(rows, p.batch, batch, most)
 
 
 def _attention_bwd(p: Any) -> Any:

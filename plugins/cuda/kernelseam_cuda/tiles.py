@@ -183,7 +183,7 @@ ATTENTION = (
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 64, 2, plain=True, rate=0.395, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 48, 2, plain=True, rate=0.39, block_seconds=_US),
     AttentionTile(_HALF_PRECISION, 256, 8, 16, 32, 2, plain=True, rate=0.361, block_seconds=_US),
-    AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.216),
+    AttentionTile(_HALF_PRECISION, 256, 8, 16, 16, 2, rate=0.216, block_seconds=3.2e-6),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 32, 2, column_warps=4, rate=0.08),
     AttentionTile(_HALF_PRECISION, 576, 4, 16, 16, 2, column_warps=4, rate=0.065),
     replace(_SINGLE_SHARED_STAGE, max_dim=64, bn=64, rate=0.57),

@@ -98,7 +98,7 @@ def fitting(
 
 
 def _few_enough(p: AttentionProblem, tile: HopperAttentionTile) -> bool:
-    return not tile.most_rows or p.S_q * p.head_group <= tile.most_rows
+    return not tile.most_rows or mean_queries(p) * p.head_group <= tile.most_rows
 
 
 def for_few(

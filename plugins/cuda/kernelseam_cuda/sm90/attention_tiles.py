@@ -227,6 +227,14 @@ ATTENTION = (
         rate=0.923,
         block_seconds=2.5e-6,
     ),
+    HopperAttentionTile(
+        *(64, 64, 3, 96, 4, 2, 1, False, False, 24),
+        recompute_nan=True,
+        late=True,
+        has_mask=True,
+        rate=0.95,
+        block_seconds=2.4e-6,
+    ),
     HopperAttentionTile(64, 64, 4, 64, 4, 2, 1, False, False, 16, by_element=True, rate=0.99),
     HopperAttentionTile(64, 64, 2, 128, 4, 2, 1, True, False, 24, by_element=True, rate=0.84),
     HopperAttentionTile(
