@@ -31,6 +31,7 @@ from kernelseam_cuda.sm90.tiles import (
     E4M3_BLOCKS,
     GEMM,
     HEADS,
+    ONE_WAVE,
     PING_PONG,
     REGISTERS,
     SPLIT,
@@ -434,7 +435,7 @@ def few_tokens(M: int, **spec: object) -> GemmProblem:
 def test_a_linear_layer_of_few_tokens_splits_its_sums_over_a_cluster() -> None:
     p = few_tokens(64)
     split = [t for t in HALF.offered(p) if t.split > 1]
-    assert len(split) == len(SPLIT) and HALF.tile(p, ROW, H200) in split
+    assert split == list(SPLIT) and HALF.tile(p, ROW, H200) in split
     for t in split:
         tiles = -(-64 // t.bm) * -(-4096 // t.bn)
         assert HALF.grid(p, t, H200) == tiles * t.split, "a cluster has one tile"
@@ -451,6 +452,45 @@ def test_sums_are_split_where_there_are_few_tiles_and_something_for_each_part() 
     assert not any(t.split > 1 for t in HALF.offered(few_tokens(64, summed=True)))
     both = replace(few_tokens(64, residual=DType.bfloat16), beta=-1.0)
     assert any(t.split > 1 for t in HALF.offered(both))
+
+
+@pytest.mark.parametrize(
+    ("extents", "tile"),
+    [
+        ((568, 1920, 7040), "128x80-8-rows-4together-of-a"),  # 5 rows of 6 clusters
+        ((71, 11264, 5248), "128x96-7-rows-4together-of-a"),  # 30 clusters
+        ((33, 9856, 2880), "64x96-10-rows-4together-of-a"),
+        ((4373, 320, 3968), "192x80-5-rows-4together-of-a"),  # 23 rows of one
+        ((124, 960, 8640), "64x64-13-rows-split4"),  # 2 rows of 15 tiles
+    ],
+)
+def test_a_linear_layer_of_few_tiles_has_such_as_fill_one_wave(
+    extents: tuple[int, int, int], tile: str
+) -> None:
+    """Each the fastest on an H200."""
+    M, N, K = extents
+    p = with_epilogue("relu", M=M, N=N, K=K, spec={"bias": DType.bfloat16})
+    chosen = HALF.tile(p, ROW, H200)
+    assert chosen.name == tile and HALF.grid(p, chosen, H200) <= 120
+    maps, parts = HALF.tensor_maps(p, chosen, H200), chosen.cluster
+    assert maps["a_map"].box[:2] == (64, chosen.bm // parts)
+    assert maps["b_map"].box[:2] == (64, chosen.bn)
+
+
+def test_tiles_of_one_wave_are_of_sums_that_nothing_is_added_to() -> None:
+    p = with_epilogue("relu", M=568, N=1920, K=7040, spec={"bias": DType.bfloat16})
+    assert set(ONE_WAVE) & set(HALF.offered(p))
+    for other in (
+        replace(p, M=4 * p.M),  # more than one wave
+        replace(p, K=15 * 64),  # too few slices to hide a cluster's start
+        replace(p, batch=2),
+        replace(p, beta=0.5),
+        with_epilogue("relu", M=568, N=1920, K=7040, spec={"residual": DType.bfloat16}),
+        with_epilogue("swiglu", M=568, N=1920, K=7040),
+        with_epilogue("relu", M=568, N=1920, K=7040, spec={"b_transposed": False}),
+        few_tokens(568, dtype_c=DType.float8_e4m3fn),
+    ):
+        assert not set(ONE_WAVE) & set(HALF.offered(other))
 
 
 def test_a_split_tile_is_offered_where_its_ring_has_room_behind_the_source_tiles() -> None:

@@ -43,8 +43,8 @@ constexpr int BK = 128 / sizeof(T), MT = BM / (64 * SHARERS), PANELS = divide_up
 // Of a tile's blocks of 64 rows a consumer's first.
 KS_DEVICE int first_rows_of(int consumer) { return PING_PONG ? 0 : consumer * MT; }
 static_assert(PANELS <= 4 && MT * 64 * SHARERS == BM, "tiles are of 64 rows a consumer, and up to four panels of 64 columns");
-// The last panel may be half a one: of a B that lies along K, and a result without source tiles, which warps store.
-static_assert(BN % 64 == 0 || (BN % 32 == 0 && Config::HEADS && Config::B_TRANSPOSED && Config::STORE == ROWS), "whole panels");
+// The last panel may be a part of one: of a B that lies along K, and a result without source tiles or pairs, which warps store.
+static_assert(BN % 64 == 0 || (BN % 16 == 0 && Config::B_TRANSPOSED && Config::STORE == ROWS && !Config::PAIRS && !Config::RESIDUAL), "whole panels");
 
 // Named barriers: 1 + g among consumer g's threads; TURN + g is its turn to multiply, where two take turns.
 enum { TURN = 3 };

@@ -290,7 +290,7 @@ struct Consumer {
       }
   }
 
-  typedef conditional<PING_PONG || Config::EPILOGUE, int, const int&>::type Lane;  // by value it is another order of registers
+  typedef conditional<PING_PONG || Config::EPILOGUE || GROUPS == 3, int, const int&>::type Lane;  // by value it is another order of registers
   // Where chunk 2j + lane/16 of a panel goes in a warp's rows of an epilogue buffer: as chunk_offset has it; or, where boxes
   // are of 32 columns, into the first or the second half of the buffer, rows of 64 bytes in the 64-byte swizzle.
   KS_DEVICE u32 buffer_place(u32 panel, int j, Lane at) const {
@@ -303,7 +303,7 @@ struct Consumer {
   template<bool SUMS, class Make> KS_DEVICE void store(float (&acc)[MT][BN / 2], const TileCoord& p, const StoredRows& to_rows, Make make) {
     constexpr bool APART = Config::PAIRS == NEIGHBOURS && !SUMS;  // a thread has no two neighbours of the result
     constexpr int WIDTH = SUMS ? BN : BN / PER_COLUMN;
-    const int at = sizeof(TC) == 4 || Config::EPILOGUE || PING_PONG ? opaque(thread_lane) : thread_lane;
+    const int at = sizeof(TC) == 4 || Config::EPILOGUE || PING_PONG || GROUPS == 3 ? opaque(thread_lane) : thread_lane;
 #pragma unroll
     for (int first = 0; first < (SUMS ? SUM_PANELS : C_PANELS); first += BATCH)
 #pragma unroll
@@ -326,7 +326,7 @@ struct Consumer {
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 1), d[2], d[3]);
             } else {
               const float* d = &acc[i][32 * (first + n) + 8 * j];
-              stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j, PING_PONG && !Config::EPILOGUE ? at : thread_lane), pack2(d[0], d[1], Half()),
+              stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j, (PING_PONG || GROUPS == 3) && !Config::EPILOGUE ? at : thread_lane), pack2(d[0], d[1], Half()),
                        pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
             }
           }

@@ -20,7 +20,7 @@ struct Expression {
   static constexpr int EIGHTS = Config::PAIRS == HALVES ? BN / 16 : BN / 8, AT_ONCE = max_of(ELEMENTS_AT_ONCE / (2 * MT * EACH), 1);
   static constexpr int PANEL = C_COLUMNS / (4 * EACH), STRIP = STRIP_COLUMNS / (4 * EACH), KEPT = KEPT_COLUMNS / (4 * EACH);  // of so many eights
   static_assert(Config::REDUCTIONS == 0 || AT_ONCE * EACH * MT == FOUR, "parts of columns");
-  static_assert(PANEL % AT_ONCE == 0 && KEPT % AT_ONCE == 0 && STRIP % KEPT == 0, "computed together");
+  static_assert(PANEL % AT_ONCE == 0 && (Config::REDUCTIONS == 0 || (KEPT % AT_ONCE == 0 && STRIP % KEPT == 0)), "computed together");
 
   KS_DEVICE Expression(const Arguments& a, const TileCoord& p, int row, int lane)
       : own(a.epilogue.captured()), tile(own.tile(number(a, p))),

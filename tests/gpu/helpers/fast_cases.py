@@ -363,6 +363,13 @@ def _gemm() -> Iterator[GemmCase]:
     row: dict[str, Any] = {"N": 10104, "K": 4104, **silu}
     yield gemm("bf16-nt", "few-tokens-cut", M=12, reductions=("row_squares",), **row)
     yield gemm("bf16-nt", "some-tokens-cut", M=40, **both, **row)
+    # One wave of tiles by clusters that share A, in the order of tiles.py; long sums of few.
+    bias = {"bias": DType.bfloat16, **silu}
+    waves = ((300, 2008), (380, 2008), (560, 2008), (560, 3000), (2300, 1000))
+    for M, N in waves:
+        yield gemm("bf16-nt", f"one-wave-{M}x{N}", M=M, N=N, K=2048, **bias)
+    yield gemm("bf16-nt", "one-wave-integers", M=560, N=2008, K=2048, **one)
+    yield gemm("bf16-nt", "long-sums", M=300, N=312, K=4104, **bias)
     for precision in ("tf32", "tf32x3"):
         ways: dict[str, object] = {"precision": precision, **shape}
         for kind in ("f32-nn", "f32-nt", "f32-tt"):

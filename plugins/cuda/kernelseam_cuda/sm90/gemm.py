@@ -81,10 +81,12 @@ from kernelseam_cuda.sm90.gemm_tiling import (
     with_tail_sums,
 )
 from kernelseam_cuda.sm90.kernel import HopperKernel
-from kernelseam_cuda.sm90.tiles import REGISTERS, HopperGemmTile
+from kernelseam_cuda.sm90.tiles import ONE_WAVE, REGISTERS, HopperGemmTile
 
 _FEW_ROWS = 64
 """Of A that blocks share: of more, wider tiles read B less often."""
+_REGISTERS = {**REGISTERS, 3: (40, 152)}
+"""As attention has them, but that more are left to the loading thread."""
 _FAST_MEMORY = 4e12
 """Bytes a second. Where memory is slower, a tile of a result that is most of what is moved has a
 ring of one slice more than it sums: ``in_step``. An H100 has 3.35e12, an H200 4.8e12."""
@@ -257,16 +259,18 @@ class HopperGemm(HopperKernel):
 
     def few_enough(self, p: GemmProblem, tile: HopperGemmTile) -> bool:
         """Whether it is for so many tiles, which can be counted; where blocks share rows of A, or
-        load few, that it is one product of so few rows; where sums are split, that tiles
-        are few, that every part has something to sum, and that the ring has room for the parts
-        behind the source tiles."""
-        few = tile.few_rows or tile.shared_a * _FEW_ROWS
+        load few, that it is one product, of so few rows; for so many slices; where sums are split,
+        that tiles are few, that every part has something to sum, and that the ring has room for the
+        parts behind the source tiles."""
+        slices = divide_up(p.K, slice_of(p.spec))
+        few = tile.few_rows or (INT32 if tile in ONE_WAVE else tile.shared_a * _FEW_ROWS)
         if few and (p.results > 1 or few < p.M):
+            return False
+        if slices < tile.fewest_slices or (tile in ONE_WAVE and p.beta != 0):
             return False
         if tile.split == 1:
             most = min(MAX_TILES, tile.most_tiles + 1)
             return tile.fewest_tiles <= tile_count(p, tile) < most
-        slices = divide_up(p.K, slice_of(p.spec))
         sources = (p.beta != 0) + (p.spec.residual is not None)
         return (
             tile.stages_after_sums(sources) <= tile.stages
@@ -298,7 +302,7 @@ class HopperGemm(HopperKernel):
         return tile.accumulators
 
     def constants(self, spec: GemmSpec, tile: HopperGemmTile, row: ArchRow) -> Constants:
-        producer, consumer = REGISTERS[tile.groups]
+        producer, consumer = _REGISTERS[tile.groups]
         return {
             "T": DEVICE_TYPE[spec.dtype],
             "TC": DEVICE_TYPE[spec.dtype_c],

@@ -25,6 +25,8 @@ from kernelseam_cuda.sm90.tiles import (
     FEW_LOADED,
     FEW_ROWS,
     GEMM,
+    LONG_SPLIT,
+    ONE_WAVE,
     PANEL,
     PING_PONG,
     SPLIT,
@@ -134,6 +136,7 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
             for form in _forms(spec, t)
             if takes_pairs(spec, t)
             and not (t in AT_ONCE and _ends_late(spec))
+            and _stores_plainly(spec, t)
             and _fits_registers(spec, t)
             and fits_strips(spec, *_strip(spec, t))
             and t.fits(spec.bias is not None, kept=kept_bytes(spec, t))
@@ -141,12 +144,23 @@ def _tiles_of(spec: GemmSpec) -> tuple[HopperGemmTile, ...]:
     linear = (
         *AT_ONCE,
         *SPLIT,
+        *LONG_SPLIT,
+        *ONE_WAVE,
         *FEW_ROWS,
         *FEW_LOADED,
         PING_PONG,
         *_with_tails(GEMM + FEW_LOADED, spec),
     )
-    return tuple(t for t in GEMM + linear * _linear(spec) if _fits_registers(spec, t))
+    tiles = GEMM + linear * _linear(spec)
+    return tuple(t for t in tiles if _fits_registers(spec, t) and _stores_plainly(spec, t))
+
+
+def _stores_plainly(spec: GemmSpec, tile: HopperGemmTile) -> bool:
+    """Tiles of one wave: B lies along K, as their last panel of columns may be a part of one, and
+    nothing but a bias and an activation becomes of 16-bit results."""
+    more = (spec.residual, spec.pairs, spec.reductions, spec.preactivation, spec.segmented)
+    plain = spec.b_transposed and spec.dtype_c.itemsize == 2 and not (any(more) or spec.joined)
+    return plain or tile not in ONE_WAVE
 
 
 def _with_tails(tiles: tuple[HopperGemmTile, ...], spec: GemmSpec) -> tuple[HopperGemmTile, ...]:

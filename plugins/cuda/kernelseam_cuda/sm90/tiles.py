@@ -78,6 +78,8 @@ class HopperGemmTile:
     fewest_tiles: int = 0
     most_tiles: int = 2**31
     """Of a result that such tiles are for; those of a cluster count as one."""
+    fewest_slices: int = 0
+    """Of a sum that they are for."""
     rate: float = 0.0
     """The part of the arch's product rate that the loop reaches."""
     rate_along_m: float = 0.0
@@ -236,6 +238,31 @@ SPLIT = (
 """Tiles of linear layers of few tokens: products whose factors have K last, and few tiles: more
 fill the GPU without a split. Where each block has a multiprocessor, a longer ring."""
 
+_LONG = replace(SPLIT[1], stages=13, blocks=1, split=4, most_tiles=30, fewest_slices=64)
+LONG_SPLIT = (replace(_LONG, rate=0.8, block_seconds=3e-6),)
+"""The same of up to 30 tiles, as many as clusters of four run at once."""
+
+ONE_WAVE = tuple(
+    HopperGemmTile(
+        *(bm, bn, groups, stages, 4, 1, "rows", 1, False, True, True),
+        most_tiles=30,
+        fewest_slices=16,
+        rate=rate,
+        block_seconds=seconds,
+    )
+    for bm, bn, groups, stages, rate, seconds in (
+        (64, 96, 1, 10, 0.85, 1e-7),
+        (128, 80, 2, 8, 1.25, 1e-7),
+        (128, 96, 2, 7, 1.35, 5e-7),
+        (192, 64, 3, 6, 1.35, 8e-7),
+        (192, 80, 3, 5, 1.35, 1.1e-6),
+        (192, 128, 3, 4, 1.45, 1.5e-6),
+    )
+)
+"""Tiles of linear layers that sum much and of which one wave fills the device, by clusters of four
+that share rows of A, each in a GPC. Blocks alone ask L2 for more than the 64 bytes a clock that
+they have of it (benchmarks/notes/gemm-sm90.md)."""
+
 FEW_ROWS = (
     HopperGemmTile(
         *(64, 64, 1, 13, 4, 1, "rows"),
@@ -273,10 +300,7 @@ FEW_LOADED = tuple(
 (H200, 8×6144×4096, µs: 18.4 by four that share, 13.0 by blocks that load 16 rows, cuBLAS 14.2.)"""
 
 PING_PONG = HopperGemmTile(
-    *(128, 192, 2, 5, 2, 1, "tma"),
-    ping_pong=True,
-    rate=1.2,
-    block_seconds=1e-7,
+    *(128, 192, 2, 5, 2, 1, "tma"), ping_pong=True, rate=1.2, block_seconds=1e-7
 )
 """Of linear layers, with an epilogue or without: one consumer applies it and stores while the other
 multiplies. (H100, 16384×6144×4096, bursts in turns, µs: without an epilogue 1199, where 128×256
@@ -303,6 +327,8 @@ EPILOGUE_LINEAR = (
     PING_PONG,
     *AT_ONCE,
     *(t for t in SPLIT if t.blocks == 2),
+    *LONG_SPLIT,
+    *ONE_WAVE,
     *FEW_ROWS,
     *FEW_LOADED,
 )
