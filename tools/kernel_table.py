@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compile_matrix import Covered, compile_matrix
-from compile_matrix.choice import fewest
+from compile_matrix.choice import fewest, flat
 from kernelseam.contract import Composition, KernelFacts, Toolchain
 from kernelseam.errors import KernelSeamError, SlowBinary
 from kernelseam.kernels import build_binary
@@ -183,8 +183,23 @@ def whose_turn(number: int, archs: tuple[str, ...]) -> list[str]:
             for i, a in enumerate(archs)
         }
         return [a for a in archs if firsts[a] == number] or [able[0]]
-    first = _turn(few.index(number), len(archs))
-    return [next(a for a in (*archs[first:], *archs) if a in able)]
+    return [_taker(tuple(few), archs)[number]]
+
+
+@cache
+def _taker(few: tuple[int, ...], archs: tuple[str, ...]) -> dict[int, str]:
+    """The arch of each: of those that have a tile for it the one with the fewest so far, of such
+    the one that has had the fewest of its field values. What one arch alone has comes first."""
+    seen: dict[str, list[Any]] = {a: [] for a in archs}
+    taker = dict[int, str]()
+    able = {n: [a for a in archs if _has_tile(a, n)] or list(archs) for n in few}
+    for n in sorted(few, key=lambda n: len(able[n]) > 1):
+        values = flat(shared_choice()[n].spec)
+        taker[n] = min(
+            able[n], key=lambda a: (len(seen[a]), sum(v in had for had in seen[a] for v in values))
+        )
+        seen[taker[n]].append(set(values))
+    return taker
 
 
 @cache
@@ -201,12 +216,6 @@ def _with_every_value(kernels: Iterable[Covered]) -> set[tuple[str, Any]]:
     for covered in kernels:
         specs.setdefault(covered.kernel.entry, []).append(covered.spec)
     return {(entry, s) for entry, known in specs.items() for s in fewest(known)}
-
-
-def _turn(place: int, of: int) -> int:
-    """Whose turn it is: one after another, each round half a round on, as the compile matrix has
-    periods of its own. It gives every arch what test_kernel_table.py asserts."""
-    return (place + of // 2 * (place // of)) % of
 
 
 @dataclass(frozen=True)
