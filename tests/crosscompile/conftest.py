@@ -51,8 +51,9 @@ def check_binaries() -> Callable[[Toolchain, str, Covered, tuple[Any, ...], int]
             if not tiles and all(t.beyond(spec) for t in row.tiles["attention_decode"]):
                 pytest.skip(f"{arch} has only lean tiles for attention_decode")
         precision = getattr(getattr(spec, "forward", spec), "precision", None)
-        if precision and not any(t.precision == precision for t in row.tiles["gemm"]):
-            pytest.skip(f"{arch} has no {precision} products")
+        of = "gemm" if "gemm" in kernel.operation else kernel.operation or "attention_bwd"
+        if precision and not any(t.precision == precision for t in row.tiles[of]):
+            pytest.skip(f"{arch} has no {precision} products in {of}")
         stored = getattr(spec, "dtype_kv", None) or getattr(spec, "dtype_pages", None)
         if stored is not None and stored.is_fp8 and stored not in row.fp8_dtypes:
             assert not tiles
