@@ -43,6 +43,8 @@ class Walk(Launch):
     in_order: bool = False
     head_parts: int = 1
     """Heads that share the keys of one."""
+    staggered: bool = False
+    """In order, all at once."""
     prefixes: tuple[int, ...] = ()
     """Of entries: keys that every query sees."""
 
@@ -53,6 +55,8 @@ class Walk(Launch):
 WALKS = {
     "plain": Walk(3, 4, 150, 100, head_group=2),
     "plain-sections": Walk(3, 4, 150, 300, section=5),
+    "staggered": Walk(2, 3, 650, 500, head_group=2, staggered=True),
+    "staggered-many-tiles": Walk(1, 2, 90, 470, staggered=True),
     "causal": Walk(2, 5, 150, 170, causal=True, section=4),
     "causal-every-other-section": Walk(
         2, 4, 150, 170, head_group=2, causal=True, section=2, cycle=2
@@ -147,6 +151,7 @@ def check_walk(walk: Walk, change: Change) -> None:
         "DV": 64,
         "STEP": STEP,
         "IN_ORDER": int(walk.in_order),
+        "STAGGERED": int(walk.staggered and walk.in_order),
     }
     prefixes = np.array(walk.prefixes or (0,), np.int32)
     run(TILES, constants, change, given, prefixes, *offsets, out, blocks, earlier)
@@ -170,6 +175,8 @@ def check_walk(walk: Walk, change: Change) -> None:
         assert steps == walk.head_group * len(seeing)
         if seeing:
             up, down = (seeing[0], seeing[-1] + 1), (seeing[-1], seeing[0] - 1)
+            if walk.in_order and walk.staggered:
+                up = n * query_blocks // key_tiles, query_blocks
             assert (first, stop) == (down if backwards(walk, e, h) else up)
         for m in seeing:
             visits.setdefault((e, h, m), []).append((at, int(earlier[at, m])))
@@ -179,7 +186,29 @@ def check_walk(walk: Walk, change: Change) -> None:
             assert places.setdefault(place, (e, m)) == (e, m)
             assert place < (head_blocks if packed else len(heads) * walk.head_group * head_blocks)
     for block, turns in visits.items() if walk.in_order else ():
-        assert [waits for _, waits in sorted(turns)] == list(range(len(turns))), block
+        waited_for = [waits for _, waits in sorted(turns)]
+        if walk.staggered:
+            assert sorted(waited_for) == list(range(len(turns))), block
+        else:
+            assert waited_for == list(range(len(turns))), block
+    if walk.in_order and walk.staggered:
+        firsts = [first for e, h, _, _, first, *_ in found if (e, h) == (0, 0)]
+        ranks = [earlier[at] for at in range(len(found)) if found[at][:2] == (0, 0)]
+        assert longest_wait(firsts, ranks, query_blocks) <= max(key_tiles - query_blocks, 0)
+
+
+def longest_wait(firsts: list[int], ranks: list[np.ndarray], blocks: int) -> int:
+    """Steps beyond one a block, where each tile takes a step once those before it have added."""
+    done, walked, steps = [0] * blocks, [0] * len(firsts), 0
+    while min(walked) < blocks:
+        at = [(f + w) % blocks for f, w in zip(firsts, walked, strict=True)]
+        goes = [w < blocks and done[m] == r[m] for w, m, r in zip(walked, at, ranks, strict=True)]
+        assert any(goes), "tiles wait for each other"
+        for t, go in enumerate(goes):
+            walked[t] += go
+            done[at[t]] += go
+        steps += 1
+    return steps - blocks
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["any-order", "in-order"])
@@ -231,6 +260,9 @@ BUGS = {
         "prefix-of-few-keys",
     ),
     "queries-of-a-prefix": ("if (key < w.prefix) begin = 0,", "if (key < w.prefix)", "prefix"),
+    "where-tiles-begin": ("(u32)(w.tile * end)", "(u32)w.tile", "staggered"),
+    "who-adds-before": ("divide_up((m + 1) * tiles", "divide_up(m * tiles", "staggered"),
+    "order-around-the-end": ("before < 0 ? before + tiles", "before < 0 ? before", "staggered"),
     "tiles-of-a-sequence": ("before += tiles * count.kv_heads", "before += tiles", "sequences"),
 }
 

@@ -614,7 +614,7 @@ def test_pairs_of_a_result_that_is_most_of_what_is_moved_are_for_no_other() -> N
     assert pairs in HALF.variants(scores, ROW, H200)
     assert not any(t.mostly_c for t in HALF.offered(square))
     (tile,) = (t for t in GEMM if t.mostly_c)
-    launched = [t.name for t in HALF.as_launched(tile)]
+    launched = [t.name for t in HALF.as_launched(scores.spec, tile)]
     assert launched == [f"128x128-{n}-tma-2together-cfirst" for n in (5, 4, 3, 2)]
 
 

@@ -40,7 +40,9 @@ class Covered:
         if self.kernel.archs and row.arch not in self.kernel.archs:
             return ()
         tiles = tuple(
-            v for t in self.kernel.tiles(self.spec, row) for v in self.kernel.as_launched(t)
+            v
+            for t in self.kernel.tiles(self.spec, row)
+            for v in self.kernel.as_launched(self.spec, t)
         )
         return tuple(t.sharing(_HEADS) for t in tiles) if self.grouped else tiles
 

@@ -29,6 +29,8 @@ class LaunchConfig:
     programmatic: bool = False
     """Programmatic dependent launch: the kernel may start before the previous one in the stream has
     ended, and waits for it itself."""
+    cooperative: bool = False
+    """All blocks run at once, or the launch fails: they may wait for each other."""
 
     def refuse(self, row: ArchRow) -> str | None:
         """Why the arch does not support this configuration, or None."""
@@ -49,17 +51,20 @@ class LaunchConfig:
         return None
 
     def require_plain(self, backend: str) -> None:
-        """Raise DeviceError for clusters or programmatic launch, which the backend does not
-        support."""
+        """Raise DeviceError for clusters, programmatic and cooperative launches, which the backend
+        does not support."""
         if self.cluster != _ONE:
             raise DeviceError(f"backend {backend} launches no clusters: cluster {self.cluster}")
         if self.programmatic:
             raise DeviceError(f"backend {backend} has no programmatic dependent launch")
+        if self.cooperative:
+            raise DeviceError(f"backend {backend} has no cooperative launch")
 
     def __str__(self) -> str:
         cluster = f", cluster {self.cluster}" if self.cluster != _ONE else ""
         plain = f"grid {self.grid}, block {self.block}, {self.shared_bytes} bytes shared"
-        return plain + cluster + ", programmatic" * self.programmatic
+        way = ", programmatic" * self.programmatic + ", cooperative" * self.cooperative
+        return plain + cluster + way
 
 
 class LoadedKernel(Protocol):

@@ -59,7 +59,7 @@ class KernelDefinition(Composition):
     def takes(self, problem: Any, tile: Any, row: ArchRow, device: Device) -> bool:
         return self.any_tile or super().takes(problem, tile, row, device)
 
-    def as_launched(self, tile: Any) -> tuple[Any, ...]:
+    def as_launched(self, spec: Any, tile: Any) -> tuple[Any, ...]:
         """The forms of a tile that launches use, each with a binary of its own."""
         return (tile,)
 
@@ -92,6 +92,10 @@ class KernelDefinition(Composition):
         """Blocks of a cluster, on archs that have clusters."""
         return 1
 
+    def cooperative(self, tile: Any) -> bool:
+        """Whether blocks wait for others that begin later: then all must run at once."""
+        return False
+
     def shared_bytes(self, spec: Any, tile: Any) -> int:
         """Bytes of dynamic shared memory of a block: by default the tile's."""
         return int(tile.shared_bytes(spec))
@@ -101,7 +105,9 @@ class KernelDefinition(Composition):
         blocks, threads = self.grid(problem, tile, device), self.threads(tile, row)
         shared, cluster = self.shared_bytes(problem.spec, tile), self.cluster(tile)
         early = self.early and row.programmatic_launch
-        return LaunchConfig((blocks, 1, 1), (threads, 1, 1), shared, (cluster, 1, 1), early)
+        extents = (blocks, 1, 1), (threads, 1, 1)
+        together = self.cooperative(tile)
+        return LaunchConfig(*extents, shared, (cluster, 1, 1), early, together)
 
     @abstractmethod
     def values(self, problem: Any, tile: Any, device: Device) -> dict[str, int | float]:

@@ -215,6 +215,11 @@ def _launch_structure(config: LaunchConfig, stream: int) -> Any:
         early.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         early.value.programmaticStreamSerializationAllowed = 1
         attributes.append(early)
+    if config.cooperative:
+        together = api.CUlaunchAttribute()
+        together.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        together.value.cooperative = 1
+        attributes.append(together)
     structure.attrs, structure.numAttrs = attributes, len(attributes)
     return structure
 

@@ -136,7 +136,7 @@ class AttentionBwdDefinition(KernelDefinition):
     def tiles(self, spec: AttentionBwdSpec, row: ArchRow) -> tuple[BackwardTile, ...]:
         return backward_tiles(spec, row)
 
-    def as_launched(self, tile: BackwardTile) -> tuple[BackwardTile, ...]:
+    def as_launched(self, spec: AttentionBwdSpec, tile: BackwardTile) -> tuple[BackwardTile, ...]:
         return tuple([changed(tile, role=role) for role in tile.roles])
 
     def launches(

@@ -77,22 +77,20 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
     pin(dk), pin(dv);  // else the compiler keeps the zeros of a tile without steps apart, and serialises the products
 
     if (w.steps > 0) {
-      const int begin = w.first, end = w.stop, way = w.way();
-      // The step's block of queries: as scores are made, and a step behind, as dq is added.
-      int m = begin, m_added = begin;
-      int block = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + begin;
+      const QueryWalk walk = w.walk();
+      // The step's block of queries: as scores are made, and a step behind, as dq is added, to sums of the head whose first block is `head`.
+      int m = walk.first, m_added = m;
+      int head = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks;
       // Whether none of the first block's queries sees a key of this consumer's.
-      const bool skips = SKIPS && way > 0 && w.steps > 1 && begin * STEP + STEP <= key0 - shift;
+      const bool skips = SKIPS && walk.way > 0 && w.steps > 1 && m * STEP + STEP <= key0 - shift;
       bool first = !skips;    // whether no ds has been written
       float s[STEP / 2];
       const u32 planes = shared_address(storage.planes);
       Elements elements{score, planes, planes + (group * 4 + warp) * PLANE_BYTES, w, w.kv_head * count.head_group, key0 + warp * 16, lane};
       auto next_queries = [&] {
         if (LISTED) return;
-        if ((m += way) == end) {
-          m = begin;
-          if constexpr (BY_ELEMENT) elements.head++;
-        }
+        const bool over = walk.next(m);
+        if constexpr (BY_ELEMENT) elements.head += over;
       };
 
       Pair lse[AHEAD ? STEP / 8 : 1];  // of s's queries
@@ -144,15 +142,11 @@ template<int COLUMNS> KS_DEVICE void Consumer::run() const {
           return;
         }
         if (lane == 0) barrier_arrive(rings.ds.empty(ds_in));
+        int block = head + m_added;
         if constexpr (LISTED) barrier_wait(rings.semaphores.of(group).full({0, 0}), ds_in.stage), block = rings.semaphores.block(group);
         add_fragments(a.sums + (i64)block * (STEP * QK_COLUMNS) + group * PIECE + warp * 16 * COLUMNS + lane * 4, dq, rings.semaphores, group,
                       ds_in.stage, lane);  // the slot is used once a step: the stage of ds is its parity
-        if (LISTED) return;
-        block += way;
-        if ((m_added += way) == end) {
-          m_added = begin;
-          block += count.blocks.head_blocks - (end - begin);
-        }
+        if (!LISTED && walk.next(m_added)) head += count.blocks.head_blocks;
       };
       // One step. On entry s of it and behind that dk of the last are under way or done; on leaving the same of the next.
       auto step = [&](auto last) {

@@ -49,60 +49,32 @@ template<int KEYS, int KV_STAGES> struct DqSemaphore {
       tiles.wait_full(at);
       const WorkTile& w = work_tiles[work_slot<KV_STAGES>({at.stage, at.parity ^ 1})];
       if (w.steps < 0) break;
-      if constexpr (LISTED) {
-        run_listed(w, at, parity);
+      int left = w.steps, m = w.first, head = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks;
+      if (left == 0) {
+        barrier_arrive(tiles.empty(at));
         continue;
       }
-      int left = w.steps, m = w.first;
-      u32* counter =
-          semaphores + (i64)(count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + m) * PIECES;
-      if (left == 0) barrier_arrive(tiles.empty(at));
-      u32 done = left > 0 ? load_relaxed(counter) : 0;
+      ListedBlock next{LISTED ? w.list[m] : 0};
+      auto place = [&] { return head + (LISTED ? next.block() : m); };
+      auto counter = [&] { return semaphores + (i64)place() * PIECES; };
+      u32 done = load_relaxed(counter());
 #pragma unroll 1
       for (; left > 0; left--) {
         // The additions that follow are made in L2, where the counter is: relaxed loads will do.
-        const u32 before = band.earlier(w, m, KEYS);
-        while (done != before) done = load_relaxed(counter);
+        u32* const own = counter();
+        const u32 before = LISTED ? next.rank() : band.earlier(w, m, KEYS);
+        while (done != before) done = load_relaxed(own);
         first = before == 0;
+        if constexpr (LISTED) block = place();
         barrier_arrive(slot.full({0, 0}));
-        u32* const own = counter;
-        m += w.way(), counter += w.way() * PIECES;
-        if (m == w.stop) {
-          m = w.first;
-          counter += (count.blocks.head_blocks - (w.stop - m)) * PIECES;
-        }
+        if (w.walk().next(m)) head += count.blocks.head_blocks;
+        if constexpr (LISTED) next.bits = w.list[m];
         barrier_wait(slot.empty({0, 0}), parity);
         parity ^= 1;
-        if (left > 1) done = load_relaxed(counter);
+        if (left > 1) done = load_relaxed(counter());
         else barrier_arrive(tiles.empty(at));
         add_release(own, 1);  // releases what the consumer has added, too
       }
-    }
-  }
-
-  // The same of a tile whose list says how many tiles come before it.
-  KS_DEVICE void run_listed(const WorkTile& w, const PipelineState<KV_STAGES>& at, u32& parity) const {
-    int left = w.steps, m = 0, head = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks;
-    if (left == 0) {
-      barrier_arrive(tiles.empty(at));
-      return;
-    }
-    ListedBlock next{w.list[0]};
-    auto counter = [&] { return semaphores + (i64)(head + next.block()) * PIECES; };
-    u32 done = load_relaxed(counter());
-#pragma unroll 1
-    for (; left > 0; left--) {
-      u32* const own = counter();
-      while (done != (u32)next.rank()) done = load_relaxed(own);
-      first = done == 0, block = head + next.block();
-      barrier_arrive(slot.full({0, 0}));
-      if (++m == w.stop) m = 0, head += count.blocks.head_blocks;
-      next.bits = w.list[m];
-      barrier_wait(slot.empty({0, 0}), parity);
-      parity ^= 1;
-      if (left > 1) done = load_relaxed(counter());
-      else barrier_arrive(tiles.empty(at));
-      add_release(own, 1);
     }
   }
 };

@@ -75,10 +75,7 @@ struct Producer {
         if (begins()) load_k(w);
         load_dout(w, head, block(), w.q_first + place() * STEP);
         if (begins()) load_v(w);
-        if ((m += w.way()) == w.stop) {
-          m = w.first;
-          if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
-        }
+        if (w.walk().next(m) && ++head == (w.kv_head + 1) * scheduler.count.head_group) break;
         own = listed();
       }
     }

@@ -9,6 +9,9 @@
 // a tile walks over its group's heads one after the other, and the short tiles of one section then make room for the long ones of the
 // next, so that the tiles of a head are at the same queries at about the same time. Else each of them would load these anew.
 // Packed: sequence after sequence, in order all heads of one together.
+// Where all tiles run at once and nothing is masked, waiting for those before would make the launch longer by a step a tile of a head: these
+// begin at blocks of queries that lie apart, and so meet each block one after another without waiting: STAGGERED. A tile then waits for
+// some that are handed out later, so the launch is cooperative: all its blocks run.
 #pragma once
 #include "sm90/attention/backward/sums.h"
 #include "sm90/pipeline.h"
@@ -34,8 +37,25 @@ template<> struct ListArguments<true> {
 // Whether some tiles walk over their queries from the last to the first.
 constexpr bool BACKWARDS = Config::IN_ORDER && Config::CAUSAL && !Config::WINDOW && Config::KV_VIEW != PACKED && !Config::PREFIX && !LISTED;
 
-// A tile of keys, and the blocks of every head's queries that see one of them, from `first` until before `stop`, which lies behind it
-// or, BACKWARDS, before it; LISTED, these are places in `list`. steps: those of all heads of the group.
+// Whether the tiles of a head begin at blocks of queries that lie apart.
+constexpr bool STAGGERED = Config::STAGGERED;
+static_assert(!STAGGERED || (Config::IN_ORDER && !Config::CAUSAL && !Config::WINDOW && !Config::PREFIX && !LISTED && Config::KV_VIEW != PACKED),
+              "every tile meets every block, and how many there are is known");
+
+// The blocks of queries of a tile: from `first` until before `stop`, which lies behind it or, BACKWARDS, before it; STAGGERED, behind
+// `stop` come those before `first`.
+struct QueryWalk {
+  int first, stop, way;
+  // From block m to the next; whether that is the first again, of the next head.
+  KS_DEVICE bool next(int& m) const {
+    m += way;
+    if (m == stop) m = STAGGERED ? 0 : first;
+    return m == first;
+  }
+};
+
+// A tile of keys, and the blocks of every head's queries that see one of them; LISTED, these are places in `list`. steps: those of all heads
+// of the group.
 struct alignas(16) WorkTile {
   int batch, kv_head, tile, steps;  // steps −1: no more work
   int first, stop, S_q, S_k;
@@ -49,6 +69,7 @@ struct alignas(16) WorkTile {
   };
   // From a block to the next.
   KS_DEVICE int way() const { return BACKWARDS && first > stop ? -1 : 1; }
+  KS_DEVICE QueryWalk walk() const { return {first, stop, way()}; }
 };
 
 // Where the producer leaves a tile: those whose K and V are there, and the one that it prepares. The slot follows from the tile's
@@ -85,8 +106,13 @@ struct Band {
   KS_DEVICE bool unseen(int m, int shift, int S_k) const {
     return S_k == 0 || ((Config::CAUSAL || Config::WINDOW) && m * STEP + STEP + shift + reach() <= 0);
   }
-  // How many tiles of `keys` keys add before w to the block of queries m: those of later keys, where it walks backwards of earlier.
+  // How many tiles of `keys` keys add before w to the block of queries m: those of later keys, where it walks backwards of earlier;
+  // STAGGERED those that begin between w's first block and this one, the nearest first.
   KS_DEVICE int earlier(const WorkTile& w, int m, int keys) const {
+    if constexpr (STAGGERED) {
+      const int tiles = divide_up(w.S_k, keys), blocks = divide_up(w.S_q, STEP), before = divide_up((m + 1) * tiles, blocks) - 1 - w.tile;
+      return before < 0 ? before + tiles : before;
+    }
     const int shift = w.S_k - w.S_q, end = tiles_met(m * STEP, shift, w.S_k, keys);
     if constexpr (!Config::PREFIX) return w.way() < 0 ? w.tile : end - 1 - w.tile;
     // Tiles that have some of the prefix, and behind them those of the band.
@@ -158,7 +184,8 @@ template<int KEYS> struct TileScheduler {
         w.prefix = band.prefix(w.batch, S_k);
         if (key < w.prefix) begin = 0, end = divide_up(s.S_q, STEP);
       }
-      w.first = backwards ? end - 1 : begin, w.stop = backwards ? begin - 1 : end;
+      w.first = backwards ? end - 1 : STAGGERED ? (u32)(w.tile * end) / (u32)divide_up(S_k, KEYS) : begin;
+      w.stop = backwards ? begin - 1 : end;
       w.steps = key < S_k ? max_of(end - begin, 0) * count.head_group : 0;
     }
     return true;

@@ -36,7 +36,13 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     tile_count,
     total_blocks,
 )
-from kernelseam_cuda.sm90.attention_bwd_heads import shared_out, takes_parts, with_parts
+from kernelseam_cuda.sm90.attention_bwd_heads import (
+    all_run_at_once,
+    can_stagger,
+    for_problem,
+    takes_parts,
+    with_parts,
+)
 from kernelseam_cuda.sm90.attention_bwd_rows import (
     BLOCKS,
     QUERY_GRADIENT,
@@ -115,7 +121,12 @@ class HopperAttentionBwd(HopperBackwardKernel):
     def takes(
         self, problem: AttentionBwdProblem, tile: BackwardTile, row: ArchRow, device: Device
     ) -> bool:
-        return takes_parts(problem, tile)
+        return takes_parts(problem, tile) and (
+            not tile.staggered or all_run_at_once(problem, tile, device)
+        )
+
+    def as_launched(self, spec: AttentionBwdSpec, tile: BackwardTile) -> tuple[BackwardTile, ...]:
+        return (tile, replace(tile, staggered=True)) if can_stagger(spec, tile) else (tile,)
 
     def accumulators(self, spec: AttentionBwdSpec, tile: BackwardTile) -> Iterable[int]:
         """Scores, gradients of keys and values, in parts of at most 192 columns, and pieces of dq,
@@ -186,6 +197,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
             "STAGES": tile.stages,
             "O_STAGES": tile.o_stages,
             **self.own_constants(tile),
+            "STAGGERED": tile.staggered,
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
@@ -211,6 +223,9 @@ class HopperAttentionBwd(HopperBackwardKernel):
 
     def threads(self, tile: BackwardTile, row: ArchRow) -> int:
         return 384
+
+    def cooperative(self, tile: BackwardTile) -> bool:
+        return tile.staggered
 
     def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return tile.shared_bytes
@@ -239,7 +254,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
         self, problem: AttentionBwdProblem, row: ArchRow, device: Device
     ) -> dict[str, BackwardTile]:
         tiles = self.tiles(problem.spec, row)
-        return {t.name: t for t in (*(shared_out(problem, t, device) for t in tiles), *tiles)}
+        return {t.name: t for t in (*(for_problem(problem, t, device) for t in tiles), *tiles)}
 
     def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
         return gradient_work(problem, tile)

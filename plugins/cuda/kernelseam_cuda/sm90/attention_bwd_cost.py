@@ -95,7 +95,7 @@ def gradient_work(problem: AttentionBwdProblem, tile: BackwardTile) -> Work:
     longest = float(divide_up(p.S_q, tile.step) * tile.step * p.head_group)
     columns, value_columns = tile.columns(p.spec)
     operations = 2.0 * tile.keys * (3 * columns + 2 * value_columns)
-    rate = tile.rate_in_order if tile.in_order else tile.rate
+    rate = tile.rate_in_order if tile.in_order and not tile.staggered else tile.rate
     if by_element(p.spec):
         rate *= _ELEMENT_RATE
     return Work(

@@ -1,18 +1,21 @@
-"""Few KV heads with many query heads each, in Hopper's gradients: a group's heads are shared out
-over tiles of the same keys, each with gradients of keys and values of its own in the workspace, in
-16 bits, which another launch adds up in float32."""
+"""What tiles of Hopper's gradients become where they are few.
+
+Few KV heads with many query heads each: a group's heads are shared out over tiles of the same keys,
+each with gradients of keys and values of its own in the workspace, in 16 bits, which another launch
+adds up in float32. And where all tiles run at once and nothing is masked, those of a head begin at
+queries that lie apart (cuda_kernels/sm90/attention/backward/tiles.h)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from kernelseam.contract import Device, Launch
-from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
+from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.frozen import changed
 from kernelseam.kernels.attention.row_kernels import SUM_AXES, RowTile, SumProblem, SumSpec
 from kernelseam.kernels.elements import divide_up
 
-from kernelseam_cuda.sm90.attention_blocks import by_pair
+from kernelseam_cuda.sm90.attention_blocks import by_pair, is_listed
 from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
 
 WORTH_SHARING = 6
@@ -29,6 +32,29 @@ def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
     dense = dense and not by_pair(spec)
     divides = problem.forward.head_group % tile.head_parts == 0
     return tile.head_parts == 1 or (dense and divides and not spec.batch_invariant)
+
+
+def for_problem(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:
+    """The tile as the problem's launch has it."""
+    tile = shared_out(problem, tile, device)
+    staggers = can_stagger(problem.spec, tile) and all_run_at_once(problem, tile, device)
+    return replace(tile, staggered=staggers)
+
+
+def can_stagger(spec: AttentionBwdSpec, tile: BackwardTile) -> bool:
+    """Whether tiles that add in order may begin at queries that lie apart: all of them meet all
+    queries. The order depends on how many tiles there are, which a batch-invariant result may
+    not."""
+    s = spec.forward
+    masked = s.causal or s.window or is_listed(s)
+    return tile.in_order and not masked and not s.batch_invariant and s.kv_view == "strided"
+
+
+def all_run_at_once(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> bool:
+    """Whether a staggered tile's launch has several tiles of a head, and all of the launch run."""
+    count = tile_count(problem, tile)
+    blocks = count["total"] * tile.head_parts * tile.cluster
+    return count["key_tiles"] > 1 and blocks <= device.limits.compute_units
 
 
 def shared_out(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:

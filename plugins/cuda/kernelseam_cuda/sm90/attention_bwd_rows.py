@@ -33,7 +33,7 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     sees_fewer,
     tile_count,
 )
-from kernelseam_cuda.sm90.attention_bwd_heads import shared_out
+from kernelseam_cuda.sm90.attention_bwd_heads import for_problem
 from kernelseam_cuda.sm90.attention_bwd_tiles import ATTENTION_BWD, HopperBackwardTile
 from kernelseam_cuda.sm90.attention_refusals import refuse_dims, refuse_far_scores, refuse_rows
 from kernelseam_cuda.sm90.kernel import HopperKernel
@@ -100,7 +100,7 @@ class HopperBackwardKernel(HopperKernel):
         would take longer than to wait in order."""
         first, *others = self.tiles(problem.spec, row)
         few = others and sees_fewer(problem.forward, first.few_keys)
-        return shared_out(problem, others[0] if few else first, device)
+        return for_problem(problem, others[0] if few else first, device)
 
     def constants(self, spec: AttentionBwdSpec, tile: BackwardTile, row: ArchRow) -> Constants:
         s = spec.forward
@@ -111,6 +111,7 @@ class HopperBackwardKernel(HopperKernel):
             "V_COLUMNS": value_columns,
             "STEP": tile.step,
             "IN_ORDER": tile.in_order,
+            "STAGGERED": False,
         }
 
     def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:

@@ -53,6 +53,8 @@ class HopperBackwardTile:
     head_parts: int = 1
     """No column of the table but chosen for a problem: parts of a group's heads, each with tiles of
     its own."""
+    staggered: bool = False
+    """The same: tiles begin at queries that lie apart, where all of them run at once."""
     element_bytes: int = 0
     """Of a bias and a mask in memory, that each pair of a key and a query has."""
 
@@ -144,6 +146,7 @@ class HopperWideBackwardTile:
     few_keys: int = 2048
     in_order: bool = False
     head_parts: int = 1
+    staggered: bool = False
     """As of the other tiles."""
 
     cluster = 2
@@ -192,7 +195,7 @@ class HopperWideBackwardTile:
 
 def _ways(tile: HopperBackwardTile | HopperWideBackwardTile) -> str:
     parts = f"-{tile.head_parts}head-parts" * (tile.head_parts > 1)
-    return "-in-order" * tile.in_order + parts
+    return "-in-order" * tile.in_order + "-staggered" * tile.staggered + parts
 
 
 BACKWARD_REGISTERS = 24, 240

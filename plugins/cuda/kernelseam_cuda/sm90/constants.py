@@ -60,4 +60,5 @@ HOPPER: Mapping[str, str] = {
     "O_STAGES": "stages of dout; both count parts of the columns in backward_wide.h",
     "KV_STAGES": "2: the next tile's K and V arrive during this one",
     "IN_ORDER": "dq is summed in a fixed order",
+    "STAGGERED": "tiles begin at blocks of queries that lie apart (tiles.h)",
 }

@@ -200,7 +200,7 @@ class HopperGemm(HopperKernel):
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
         return tiles_of(spec)
 
-    def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
+    def as_launched(self, spec: GemmSpec, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         if tile.mostly_c:
             stages = range(tile.stages, FEWEST_STAGES - 1, -1)
             return tuple(replace(tile, c_first=True, stages=s) for s in stages)

@@ -140,7 +140,7 @@ class HopperGroupedGemm(HopperGroups):
     def tiles(self, spec: GroupedGemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
         return _tiles_of(spec)
 
-    def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
+    def as_launched(self, spec: Any, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         forms = (tile, replace(tile, tail_slices=TAIL_SLICES)) if _has_tail(tile) else (tile,)
         first = (False, True) if tile.store == "tma" else (False,)
         return tuple(replace(t, c_first=c) for t in forms for c in first)

@@ -61,7 +61,7 @@ class HopperHeads(HopperGemm):
     def tiles(self, spec: GemmSpec, row: ArchRow) -> tuple[HopperGemmTile, ...]:
         return _tiles_of(spec)
 
-    def as_launched(self, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
+    def as_launched(self, spec: GemmSpec, tile: HopperGemmTile) -> tuple[HopperGemmTile, ...]:
         return (tile,)
 
     def stores(self, p: GemmProblem, tile: HopperGemmTile) -> bool:

@@ -79,10 +79,10 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
     pin(sum);
 
     if (w.steps > 0) {
-      const int begin = w.first, end = w.stop, way = w.way();
-      // The step's block of queries: as products are made, and a step behind, as dq is added.
-      int m_near = begin, m = begin, m_added = begin;
-      int block = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks + begin;
+      const QueryWalk walk = w.walk();
+      // The step's block of queries: as products are made, and a step behind, as dq is added, to sums of the head whose first block is `head`.
+      int m_near = walk.first, m = m_near, m_added = m_near;
+      int head = count.blocks.first(w.batch, w.q_first) + w.kv_head * count.head_group * count.blocks.head_blocks;
       bool first = true;      // whether no ds has been written
       float x[STEP / 2];      // s or dp
 
@@ -95,7 +95,7 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
             zero<part_columns(NEAR_COLUMNS)>(near_tiles + at.stage * PART_BYTES<NEAR_COLUMNS>, w.S_q - m_near * STEP);
           }
         }
-        if ((m_near += way) == end) m_near = begin;
+        walk.next(m_near);
       };
       auto start_near = [&](auto h) {
         constexpr int H = decltype(h)::value;
@@ -138,13 +138,9 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
           return;
         }
         release(rings.ds.empty(ds_in), lane);
-        add_fragments(a.sums + (i64)block * (STEP * QK_COLUMNS) + panel() * PIECE + warp * 16 * DQ_COLUMNS + lane * 4, dq, rings.semaphores, group, ds_in.stage,
+        add_fragments(a.sums + (i64)(head + m_added) * (STEP * QK_COLUMNS) + panel() * PIECE + warp * 16 * DQ_COLUMNS + lane * 4, dq, rings.semaphores, group, ds_in.stage,
                       lane);  // the slot is used once a step: the stage of ds is its parity
-        block += way;
-        if ((m_added += way) == end) {
-          m_added = begin;
-          block += count.blocks.head_blocks - (end - begin);
-        }
+        if (walk.next(m_added)) head += count.blocks.head_blocks;
       };
 
       // Where this thread's p is handed on, and its warp's ds will be: 16 bytes of each 16 queries.
@@ -291,7 +287,7 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
           pin(x);
           release_near();
         }
-        if ((m += way) == end) m = begin;
+        walk.next(m);
       };
 
       next_near();

@@ -105,10 +105,7 @@ struct Producer {
         load_q(w, head, blocks.first(w.batch, w.q_first) + head * blocks.head_blocks + m, w.q_first + m * STEP);
         if (m == w.first && head == w.kv_head * scheduler.count.head_group) load_kv(w);
         load_dout(w, head, w.q_first + m * STEP);
-        if ((m += w.way()) == w.stop) {
-          m = w.first;
-          if (++head == (w.kv_head + 1) * scheduler.count.head_group) break;
-        }
+        if (w.walk().next(m) && ++head == (w.kv_head + 1) * scheduler.count.head_group) break;
       }
     }
     rings.kv.wait_empty(kv);
