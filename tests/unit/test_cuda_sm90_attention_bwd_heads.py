@@ -40,17 +40,22 @@ def tile_of(p: AttentionBwdProblem) -> BackwardTile:
     ("p", "parts"),
     [
         (problem(768, 16, 2, head_dim=96, value_dim=96), 8),  # 6 tiles of 2 heads
-        (problem(768, 24, 2, batch=2), 4),  # 24 tiles: 5 would fit, and do not divide 12
+        (problem(768, 24, 2, batch=2), 4),  # 24 tiles, of which 96 run at once
         (problem(4096, 16, 2), 2),  # 64 tiles
         (problem(4096, 32, 4), 1),  # 128
         (problem(512, 8, 1, head_dim=256, value_dim=256), 8),  # 4 clusters of two blocks
         (problem(768, 16, 16), 1),
-        (problem(64, 6, 1), 1),  # five steps spared of six
-        (problem(64, 7, 1), 7),
+        (problem(4096, 32, 4, causal=True), 4),  # all 128 run at once, the longest twice the mean
+        (problem(1024, 32, 8), 2),  # 64 tiles; in four parts two waves of as many steps
+        (problem(1024, 32, 8, causal=True), 4),  # uneven tiles: 256 of them fill the device
+        (problem(2048, 32, 4, causal=True), 4),
+        (problem(1500, 16, 4, batch=2, causal=True), 4),
+        (problem(64, 7, 1), 1),  # six steps spared, two launches more
+        (problem(64, 8, 1), 8),
         (problem(768, 16, 2, batch_invariant=True), 1),
     ],
 )
-def test_heads_are_shared_out_until_all_tiles_run_at_once(
+def test_heads_are_shared_out_where_that_takes_fewer_steps(
     p: AttentionBwdProblem, parts: int
 ) -> None:
     assert tile_of(p).head_parts == parts
@@ -60,7 +65,7 @@ def test_a_tile_says_in_how_many_parts_and_is_a_variant() -> None:
     p = problem(768, 16, 2, head_dim=96, value_dim=96)
     found = KERNEL.variants(p, ROW, H200)
     assert list(found) == [
-        "128x64-3q-3dout-1kv-in-order-8head-parts",
+        "128x64-3q-3dout-1kv-in-order-staggered-8head-parts",
         "128x64-3q-3dout-1kv-in-order",
     ]
 

@@ -8,6 +8,7 @@ queries that lie apart (cuda_kernels/sm90/attention/backward/tiles.h)."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from kernelseam.contract import Device, Launch
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
@@ -18,9 +19,11 @@ from kernelseam.kernels.elements import divide_up
 from kernelseam_cuda.sm90.attention_blocks import by_pair, is_listed
 from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
 
-WORTH_SHARING = 6
-"""Steps that a tile must be spared: what two launches more, and the first loads of more tiles, take
-(H200s: 1 × 16/2 heads × 768 causal rows of 96 columns 177 µs, of 12 steps in place of 96 50)."""
+_TILE_STEPS, _SUM_STEPS = 1.5, 6
+"""Steps that a tile's first loads and its stores take, and two launches more (H200s: 1 × 16/2 heads
+× 768 causal rows of 96 columns 177 µs, of 12 steps in place of 96 50)."""
+_STEP_BYTES = 6 << 20
+"""Of the parts' gradients, written and read in the time of a step, about 2 µs."""
 
 
 def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
@@ -58,19 +61,34 @@ def all_run_at_once(problem: AttentionBwdProblem, tile: BackwardTile, device: De
 
 
 def shared_out(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:
-    """The tile with a group's heads in the most equal parts with which all tiles run at once, where
-    that spares steps enough."""
+    """The tile with a group's heads in as many parts as should take the fewest steps."""
     heads = problem.forward.head_group
     if heads == 1:
         return tile
-    count = tile_count(problem, tile)
-    most = min(device.limits.compute_units // max(count["total"] * tile.cluster, 1), heads)
-    for parts in range(most, 1, -1):
-        spared = (heads - heads // parts) * count["query_blocks"]
-        shared = replace(tile, head_parts=parts)
-        if spared >= WORTH_SHARING and takes_parts(problem, shared):
-            return shared
-    return tile
+    count, units = tile_count(problem, tile), max(device.limits.compute_units // tile.cluster, 1)
+    forms = (replace(tile, head_parts=n) for n in range(1, heads + 1) if heads % n == 0)
+    taken = (t for t in forms if takes_parts(problem, t))
+    return min(taken, key=lambda t: _steps(problem, t, count, units))
+
+
+def _steps(
+    problem: AttentionBwdProblem, tile: BackwardTile, count: dict[str, int], units: int
+) -> float:
+    """The launch's, of ``units`` tiles at a time: in waves where all tiles are as long; else handed
+    out the longest first, they end within an eighth of the longest."""
+    p, spec, parts = problem.forward, problem.spec.forward, tile.head_parts
+    waves = count["total"] * parts / units
+    longest = p.head_group // parts * count["query_blocks"]
+    if spec.causal:
+        mean = longest * p.visible / max(p.S_q * p.S_k, 1)
+        steps = max(longest + _TILE_STEPS, waves * (mean + _TILE_STEPS) + longest / 8)
+    else:
+        steps = ceil(waves) * (longest + _TILE_STEPS)
+    if parts == 1:
+        return steps
+    columns = spec.head_dim + spec.value_dim
+    moved = 2 * parts * p.batch * p.kv_heads * p.S_k * columns * spec.dtype.itemsize
+    return steps + _SUM_STEPS + moved / _STEP_BYTES
 
 
 def with_parts(
