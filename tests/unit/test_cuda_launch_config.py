@@ -1,4 +1,4 @@
-"""Launches with clusters and programmatic starts, and parameters that lie apart, on a driver that
+"""Launches with clusters, programmatic and cooperative starts, and parameters that lie apart, on a driver that
 only records."""
 
 from __future__ import annotations
@@ -39,11 +39,16 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
             for a in config.attrs
             if a.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         ]
-        assert config.numAttrs == len(config.attrs) == len(clusters) + len(early)
+        together = [
+            a.value.cooperative
+            for a in config.attrs
+            if a.id == cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        ]
+        assert config.numAttrs == len(config.attrs) == len(clusters + early + together)
         grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
         block = (config.blockDimX, config.blockDimY, config.blockDimZ)
         fake.extended.append(
-            (grid, block, config.sharedMemBytes, int(config.hStream), clusters, early)
+            (grid, block, config.sharedMemBytes, int(config.hStream), clusters, early, together)
         )
         fake.given = parameters, extra
         return (Status(fake.status),)
@@ -62,23 +67,28 @@ def kernel(*parameters: tuple[int, int]) -> launch.CudaKernel:
 
 
 @pytest.mark.parametrize(
-    ("config", "clusters", "early"),
+    ("config", "clusters", "early", "together"),
     [
-        (LaunchConfig((4, 2, 1), (64, 2, 1), 512), [], []),
-        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 1, 1)), [(2, 1, 1)], []),
-        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, programmatic=True), [], [1]),
-        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 2, 1), True), [(2, 2, 1)], [1]),
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512), [], [], []),
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 1, 1)), [(2, 1, 1)], [], []),
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, programmatic=True), [], [1], []),
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, cooperative=True), [], [], [1]),
+        (LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 2, 1), True, True), [(2, 2, 1)], [1], [1]),
     ],
 )
-def test_clusters_and_early_starts_are_attributes_of_the_launch(
-    driver: SimpleNamespace, config: LaunchConfig, clusters: list[Any], early: list[int]
+def test_clusters_early_and_cooperative_starts_are_attributes_of_the_launch(
+    driver: SimpleNamespace,
+    config: LaunchConfig,
+    clusters: list[Any],
+    early: list[int],
+    together: list[int],
 ) -> None:
     run = kernel((0, 8)).prepare(config, bytes(8))
     assert driver.extended == []
     run(77)
     run(99)
     assert driver.extended == [
-        ((4, 2, 1), (64, 2, 1), 512, stream, clusters, early) for stream in (77, 99)
+        ((4, 2, 1), (64, 2, 1), 512, stream, clusters, early, together) for stream in (77, 99)
     ]
     assert driver.given[0] == 0
     driver.status = 1
@@ -106,7 +116,7 @@ def test_a_driver_that_captures_no_early_starts_makes_none(driver: SimpleNamespa
     driver.version = 12020
     config = LaunchConfig((4, 2, 1), (64, 2, 1), 512, (2, 1, 1), programmatic=True)
     kernel((0, 8)).prepare(config, bytes(8))(77)
-    (*_, clusters, early) = driver.extended[0]
+    (*_, clusters, early, _) = driver.extended[0]
     assert (clusters, early) == ([(2, 1, 1)], [])
 
 

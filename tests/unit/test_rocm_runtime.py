@@ -386,7 +386,7 @@ def test_launches_that_it_has_not_are_refused_by_name(run: Run) -> None:
         + textwrap.dedent("""
         said = []
         kernel = chain.load(b"binary", "scale", devices[0])
-        for more in ({"cluster": (2, 1, 1)}, {"programmatic": True}):
+        for more in ({"cluster": (2, 1, 1)}, {"programmatic": True}, {"cooperative": True}):
             try: kernel.prepare(LaunchConfig((2, 1, 1), (64, 1, 1), **more), bytes(24))
             except DeviceError as e: said.append(str(e))
         from kernelseam.contract import TensorMap
@@ -400,6 +400,7 @@ def test_launches_that_it_has_not_are_refused_by_name(run: Run) -> None:
     assert output == [
         "backend rocm launches no clusters: cluster (2, 1, 1)",
         "backend rocm has no programmatic dependent launch",
+        "backend rocm has no cooperative launch",
         "it loads q by a tensor map, gfx942 has none",
         "backend rocm has no tensor maps: q cannot have one",
     ]
