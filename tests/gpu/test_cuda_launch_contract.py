@@ -113,12 +113,15 @@ def test_an_axis_of_extent_1_may_have_any_stride() -> None:
 
 
 @needs_clusters
+@pytest.mark.parametrize("cooperative", [False, True])
 @pytest.mark.parametrize("programmatic", [False, True])
 @pytest.mark.parametrize("cluster", [1, 2, 8])
-def test_clusters_and_early_starts(cluster: int, programmatic: bool) -> None:
+def test_clusters_early_and_cooperative_starts(
+    cluster: int, programmatic: bool, cooperative: bool
+) -> None:
     _, kernel = loaded(CLUSTER)
     out = cupy.zeros(8, cupy.int32)
-    config = LaunchConfig((8, 1, 1), (32, 1, 1), 0, (cluster, 1, 1), programmatic)
+    config = LaunchConfig((8, 1, 1), (32, 1, 1), 0, (cluster, 1, 1), programmatic, cooperative)
     launch, stream = (
         kernel.prepare(config, struct.pack("<Q", out.data.ptr)),
         cupy.cuda.Stream(non_blocking=True),

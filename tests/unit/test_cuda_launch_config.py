@@ -1,5 +1,5 @@
-"""Launches with clusters, programmatic and cooperative starts, and parameters that lie apart, on a driver that
-only records."""
+"""Launches with clusters, programmatic and cooperative starts, and parameters that lie apart, on a
+driver that only records."""
 
 from __future__ import annotations
 
