@@ -37,10 +37,10 @@ from kernelseam_cuda.sm90.attention_bwd_cost import (
     total_blocks,
 )
 from kernelseam_cuda.sm90.attention_bwd_heads import (
-    all_run_at_once,
     can_stagger,
     for_problem,
     takes_parts,
+    takes_staggered,
     with_parts,
 )
 from kernelseam_cuda.sm90.attention_bwd_rows import (
@@ -121,12 +121,10 @@ class HopperAttentionBwd(HopperBackwardKernel):
     def takes(
         self, problem: AttentionBwdProblem, tile: BackwardTile, row: ArchRow, device: Device
     ) -> bool:
-        return takes_parts(problem, tile) and (
-            not tile.staggered or all_run_at_once(problem, tile, device)
-        )
+        return takes_parts(problem, tile) and takes_staggered(problem, tile, device)
 
     def as_launched(self, spec: AttentionBwdSpec, tile: BackwardTile) -> tuple[BackwardTile, ...]:
-        return (tile, replace(tile, staggered=True)) if can_stagger(spec, tile) else (tile,)
+        return (tile, replace(tile, staggered=1)) if can_stagger(spec, tile) else (tile,)
 
     def accumulators(self, spec: AttentionBwdSpec, tile: BackwardTile) -> Iterable[int]:
         """Scores, gradients of keys and values, in parts of at most 192 columns, and pieces of dq,
@@ -197,7 +195,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
             "STAGES": tile.stages,
             "O_STAGES": tile.o_stages,
             **self.own_constants(tile),
-            "STAGGERED": tile.staggered,
+            "STAGGERED": tile.staggered > 0,
             "PRODUCER_REGISTERS": producer,
             "CONSUMER_REGISTERS": consumer,
             "SHARED_BYTES": tile.shared_bytes,
@@ -225,7 +223,7 @@ class HopperAttentionBwd(HopperBackwardKernel):
         return 384
 
     def cooperative(self, tile: BackwardTile) -> bool:
-        return tile.staggered
+        return tile.staggered > 0
 
     def shared_bytes(self, spec: AttentionBwdSpec, tile: BackwardTile) -> int:
         return tile.shared_bytes

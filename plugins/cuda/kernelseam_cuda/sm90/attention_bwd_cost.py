@@ -61,7 +61,8 @@ def tile_count(problem: AttentionBwdProblem, tile: BackwardTile) -> dict[str, in
     section_bytes = tile.section_bytes
     if sees_fewer(p, _NARROW_BELOW):
         section_bytes = min(section_bytes, _NARROW_BYTES)
-    section = divide_up(heads, divide_up(heads, max(section_bytes // head_bytes, fewest)))
+    section = tile.staggered or max(section_bytes // head_bytes, fewest)
+    section = divide_up(heads, divide_up(heads, section))
     sections = divide_up(heads, section)
     cycle = 0 if p.spec.batch_invariant else 2 if p.head_group > 1 else sections
     packed = p.spec.q_view == "packed"

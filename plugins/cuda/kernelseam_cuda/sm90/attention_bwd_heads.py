@@ -2,7 +2,7 @@
 
 Few KV heads with many query heads each: a group's heads are shared out over tiles of the same keys,
 each with gradients of keys and values of its own in the workspace, in 16 bits, which another launch
-adds up in float32. And where all tiles run at once and nothing is masked, those of a head begin at
+adds up in float32. And where nothing is masked, the tiles of as many heads as run at once begin at
 queries that lie apart (cuda_kernels/sm90/attention/backward/tiles.h)."""
 
 from __future__ import annotations
@@ -40,24 +40,38 @@ def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
 def for_problem(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:
     """The tile as the problem's launch has it."""
     tile = shared_out(problem, tile, device)
-    staggers = can_stagger(problem.spec, tile) and all_run_at_once(problem, tile, device)
-    return replace(tile, staggered=staggers)
+    return replace(tile, staggered=_staggered_heads(problem, tile, device))
 
 
 def can_stagger(spec: AttentionBwdSpec, tile: BackwardTile) -> bool:
     """Whether tiles that add in order may begin at queries that lie apart: all of them meet all
-    queries. The order depends on how many tiles there are, which a batch-invariant result may
+    queries. The order depends on how many tiles run at once, which a batch-invariant result may
     not."""
     s = spec.forward
     masked = s.causal or s.window or is_listed(s)
     return tile.in_order and not masked and not s.batch_invariant and s.kv_view == "strided"
 
 
-def all_run_at_once(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> bool:
-    """Whether a staggered tile's launch has several tiles of a head, and all of the launch run."""
-    count = tile_count(problem, tile)
-    blocks = count["total"] * tile.head_parts * tile.cluster
-    return count["key_tiles"] > 1 and blocks <= device.limits.compute_units
+def takes_staggered(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> bool:
+    """Whether all tiles run of as many heads as the tile says: they wait for each other."""
+    blocks = tile.staggered * tile_count(problem, tile)["key_tiles"] * tile.cluster
+    return not tile.staggered or (
+        can_stagger(problem.spec, tile) and blocks <= device.limits.compute_units
+    )
+
+
+def _staggered_heads(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
+    """As many KV heads, or parts of them, as run at once, where a launch of so many after another
+    takes fewer steps than one in which every tile starts a step behind the one before; else 0."""
+    count, p = tile_count(problem, tile), problem.forward
+    tiles, heads = count["key_tiles"] * tile.cluster, p.batch * p.kv_heads * tile.head_parts
+    units = device.limits.compute_units
+    if not can_stagger(problem.spec, tile) or not heads or not 1 < tiles <= units:
+        return 0
+    steps = p.head_group // tile.head_parts * count["query_blocks"] + _TILE_STEPS
+    launches = divide_up(heads, units // tiles)
+    in_order = divide_up(heads * tiles, units) * steps + count["key_tiles"] - 1
+    return divide_up(heads, launches) if launches * steps < in_order else 0
 
 
 def shared_out(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:

@@ -53,8 +53,8 @@ class HopperBackwardTile:
     head_parts: int = 1
     """No column of the table but chosen for a problem: parts of a group's heads, each with tiles of
     its own."""
-    staggered: bool = False
-    """The same: tiles begin at queries that lie apart, where all of them run at once."""
+    staggered: int = 0
+    """The same: KV heads whose tiles run at once and begin at queries that lie apart."""
     element_bytes: int = 0
     """Of a bias and a mask in memory, that each pair of a key and a query has."""
 
@@ -146,7 +146,7 @@ class HopperWideBackwardTile:
     few_keys: int = 2048
     in_order: bool = False
     head_parts: int = 1
-    staggered: bool = False
+    staggered: int = 0
     """As of the other tiles."""
 
     cluster = 2
@@ -195,7 +195,7 @@ class HopperWideBackwardTile:
 
 def _ways(tile: HopperBackwardTile | HopperWideBackwardTile) -> str:
     parts = f"-{tile.head_parts}head-parts" * (tile.head_parts > 1)
-    return "-in-order" * tile.in_order + "-staggered" * tile.staggered + parts
+    return "-in-order" * tile.in_order + "-staggered" * (tile.staggered > 0) + parts
 
 
 BACKWARD_REGISTERS = 24, 240
