@@ -44,7 +44,7 @@ class Walk(Launch):
     head_parts: int = 1
     """Heads that share the keys of one."""
     staggered: bool = False
-    """In order, all at once."""
+    """In order, where all tiles of a section run at once."""
     prefixes: tuple[int, ...] = ()
     """Of entries: keys that every query sees."""
 
@@ -55,8 +55,9 @@ class Walk(Launch):
 WALKS = {
     "plain": Walk(3, 4, 150, 100, head_group=2),
     "plain-sections": Walk(3, 4, 150, 300, section=5),
-    "staggered": Walk(2, 3, 650, 500, head_group=2, staggered=True),
-    "staggered-many-tiles": Walk(1, 2, 90, 470, staggered=True),
+    "staggered": Walk(2, 3, 650, 500, head_group=2, section=6, staggered=True),
+    "staggered-many-tiles": Walk(1, 2, 90, 470, section=2, staggered=True),
+    "staggered-sections": Walk(3, 3, 650, 500, section=4, staggered=True),
     "causal": Walk(2, 5, 150, 170, causal=True, section=4),
     "causal-every-other-section": Walk(
         2, 4, 150, 170, head_group=2, causal=True, section=2, cycle=2
@@ -192,23 +193,40 @@ def check_walk(walk: Walk, change: Change) -> None:
         else:
             assert waited_for == list(range(len(turns))), block
     if walk.in_order and walk.staggered:
-        firsts = [first for e, h, _, _, first, *_ in found if (e, h) == (0, 0)]
-        ranks = [earlier[at] for at in range(len(found)) if found[at][:2] == (0, 0)]
-        assert longest_wait(firsts, ranks, query_blocks) <= max(key_tiles - query_blocks, 0)
+        together = walk.section * key_tiles
+        sections = -(-len(heads) // walk.section)
+        steps = steps_of_a_launch([(f[0], f[1], f[4]) for f in found], earlier, walk, together)
+        alone = query_blocks * walk.head_group
+        assert steps <= sections * (alone + max(key_tiles - query_blocks, 0))
 
 
-def longest_wait(firsts: list[int], ranks: list[np.ndarray], blocks: int) -> int:
-    """Steps beyond one a block, where each tile takes a step once those before it have added."""
-    done, walked, steps = [0] * blocks, [0] * len(firsts), 0
-    while min(walked) < blocks:
-        at = [(f + w) % blocks for f, w in zip(firsts, walked, strict=True)]
-        goes = [w < blocks and done[m] == r[m] for w, m, r in zip(walked, at, ranks, strict=True)]
-        assert any(goes), "tiles wait for each other"
-        for t, go in enumerate(goes):
-            walked[t] += go
-            done[at[t]] += go
+def steps_of_a_launch(
+    tiles: list[tuple[int, int, int]], ranks: np.ndarray, walk: Walk, together: int
+) -> int:
+    """Of tiles (entry, KV head, first block) that so many blocks take one after another, where a
+    tile takes a step once those before it have added. Raises AssertionError where all wait."""
+    blocks, taken, steps = ranks.shape[1], together, 0
+    done: dict[tuple[int, int, int, int], int] = {}
+    running = dict.fromkeys(range(min(together, len(tiles))), 0)
+    while running:
+        goes = list[tuple[int, tuple[int, int, int, int]]]()
+        for t, walked in running.items():
+            entry, head, first = tiles[t]
+            m = (first + walked) % blocks
+            sums = entry, head, walked // blocks, m
+            if done.get(sums, 0) == ranks[t, m]:
+                goes.append((t, sums))
+        assert goes, "tiles wait for each other"
+        for t, sums in goes:
+            done[sums] = done.get(sums, 0) + 1
+            running[t] += 1
+            if running[t] == blocks * walk.head_group:
+                del running[t]
+                if taken < len(tiles):
+                    running[taken] = 0
+                    taken += 1
         steps += 1
-    return steps - blocks
+    return steps
 
 
 @pytest.mark.parametrize("in_order", [False, True], ids=["any-order", "in-order"])
