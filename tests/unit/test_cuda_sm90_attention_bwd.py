@@ -253,7 +253,7 @@ def test_sections_are_of_one_width(
     groups of four, a section has 128 MB: four are 128 tiles, too few, but for a causal mask. A
     wide head has 8, a section 16."""
     p = problem(batch=1, heads=heads, kv_heads=kv_heads, head_dim=dim, value_dim=dim, causal=causal)
-    tile = KERNEL.tile(p, ROW, H200)
+    tile = replace(KERNEL.tile(p, ROW, H200), staggered=0)
     v = KERNEL.main(tile).values(p, tile, H200)
     assert (v["section"], v["section_tiles"]) == (section, 32 * section)
 
@@ -261,7 +261,7 @@ def test_sections_are_of_one_width(
 def test_heads_of_192_have_values_of_128() -> None:
     """A piece of dq for three of a cluster's four consumers: three panels of sums."""
     p = problem(head_dim=192, value_dim=128, kv_heads=4)
-    tile = KERNEL.tile(p, ROW, H200)
+    tile = replace(KERNEL.tile(p, ROW, H200), staggered=0)
     main = KERNEL.main(tile)
     assert main.entry == "attention_backward_wide_sm90"
     constants = main.constants(p.spec, tile, ROW)
@@ -319,7 +319,9 @@ def test_sums_in_order_or_batch_invariant_take_turns(dim: int) -> None:
         (any_order, [False, True]),
     ):
         tiles = KERNEL.variants(p, ROW, H200).values()
-        assert [KERNEL.main(t).constants(p.spec, t, ROW)["IN_ORDER"] for t in tiles] == ways
+        made = [KERNEL.main(t).constants(p.spec, t, ROW) for t in tiles]
+        assert list(dict.fromkeys(c["IN_ORDER"] for c in made)) == ways
+        assert not any(c["STAGGERED"] and p.spec.forward.batch_invariant for c in made)
         assert KERNEL.tile(p, ROW, H200).in_order is (ways[0] or dim == 64)
 
 
@@ -363,7 +365,8 @@ def test_sections_that_walk_backwards(changes: dict[str, object], cycle: int) ->
     order of sums may not depend on how many heads there are."""
     p = problem(**changes)  # type: ignore[arg-type]
     for q, expected in ((p, cycle), (invariant_of(p), 0)):
-        assert KERNEL.values(q, KERNEL.tile(q, ROW, H200), H200)["cycle"] == expected
+        tile = replace(KERNEL.tile(q, ROW, H200), staggered=0)
+        assert KERNEL.values(q, tile, H200)["cycle"] == expected
 
 
 @pytest.mark.parametrize(
@@ -381,7 +384,7 @@ def test_sections_of_few_keys_are_narrow(S: int, dim: int, causal: bool, section
     """32 MB of queries, their result's gradients and sums; 16 where a query meets less than 1536
     keys on average; at least 128 tiles of 128 keys."""
     p = problem(S_q=S, S_k=S, batch=16, head_dim=dim, value_dim=dim, causal=causal)
-    v = KERNEL.values(p, KERNEL.tile(p, ROW, H200), H200)
+    v = KERNEL.values(p, replace(KERNEL.tile(p, ROW, H200), staggered=0), H200)
     assert v["section"] == section and v["section_tiles"] >= 128
 
 
@@ -396,7 +399,10 @@ def test_each_launch_starts_while_the_one_before_it_ends() -> None:
 def test_variants_have_names_of_their_own() -> None:
     assert len({(t.head_dim, t.value_dim, t.name) for t in ATTENTION_BWD}) == len(ATTENTION_BWD)
     p = problem()
-    names = list(KERNEL.variants(p, ROW, H200))
-    assert names == [KERNEL.tile(p, ROW, H200).name] == ["128x64-3q-3dout-1kv-in-order"]
+    plain, in_order = "128x64-3q-3dout-1kv", "128x64-3q-3dout-1kv-in-order"
+    staggered = f"{in_order}-staggered"
+    assert KERNEL.tile(p, ROW, H200).name == staggered
+    assert list(KERNEL.variants(p, ROW, H200)) == [staggered, in_order]
     names = list(KERNEL.variants(problem(deterministic=False), ROW, H200))
-    assert names == ["128x64-3q-3dout-1kv", "128x64-3q-3dout-1kv-in-order"]
+    assert names == [plain, staggered, in_order]
+    assert list(KERNEL.variants(problem(causal=True), ROW, H200)) == [in_order]

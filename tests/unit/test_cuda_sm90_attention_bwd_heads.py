@@ -4,16 +4,12 @@ out, and what is launched then. Nothing here needs a GPU."""
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 from attention_problems import attention_problem
 from hopper import H200, ROW, gradients
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem
-from kernelseam.kernels.attention.row_kernels import SumProblem
 from kernelseam_cuda.sm90.attention_bwd import HopperAttentionBwd
 from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile
 
@@ -50,8 +46,8 @@ def tile_of(p: AttentionBwdProblem) -> BackwardTile:
         (problem(1024, 32, 8, causal=True), 4),  # uneven tiles: 256 of them fill the device
         (problem(2048, 32, 4, causal=True), 4),
         (problem(1500, 16, 4, batch=2, causal=True), 4),
-        (problem(64, 7, 1), 1),  # six steps spared, two launches more
-        (problem(64, 8, 1), 8),
+        (problem(64, 4, 1), 1),  # three steps spared, and a launch more
+        (problem(64, 7, 1), 7),
         (problem(768, 16, 2, batch_invariant=True), 1),
     ],
 )
@@ -85,7 +81,7 @@ def test_gradients_of_parts_lie_in_the_workspace_and_are_added_up(layout: str) -
     p = problem(200, 16, 2, batch=3, layout=layout, head_dim=96, value_dim=64)
     tile = tile_of(p)
     assert tile.head_parts == 8
-    rows, main, dq, *sums = KERNEL.launches(p, tile, H200).kernels
+    rows, main, dq, sums = KERNEL.launches(p, tile, H200).kernels
     plain = KERNEL.launches(p, replace(tile, head_parts=1), H200)
     assert [k.kernel for k in plain.kernels] == [rows.kernel, main.kernel, dq.kernel]
     values = main.kernel.values(main.problem, main.tile, H200)
@@ -93,31 +89,40 @@ def test_gradients_of_parts_lie_in_the_workspace_and_are_added_up(layout: str) -
     maps = main.kernel.tensor_maps(main.problem, main.tile, H200)
     assert [maps[n].extents[2] for n in ("k_map", "v_map", "dk_map", "dv_map")] == [2, 2, 16, 16]
     end = plain.workspace_bytes
-    for launch, name, width in zip(sums, ("dk", "dv"), (96, 64), strict=True):
+    for name, width in (("dk", 96), ("dv", 64)):
         assert main.workspace[name] == main.workspace[f"{name}_map"] == end
-        assert (launch.workspace, launch.operands) == ({"x": end}, {"out": name})
+        assert sums.workspace[f"{name}_parts"] == end
+        assert getattr(main.problem, f"{name}_strides") == (16 * 200 * width, 200 * width, width)
         end += -(-3 * 200 * 16 * width * 2 // 256) * 256
     assert KERNEL.launches(p, tile, H200).workspace_bytes == end
+    values = sums.kernel.values(sums.problem, sums.tile, H200)
+    assert [values[n] for n in ("batch", "kv_heads", "head_parts", "S_k")] == [3, 2, 8, 200]
+    strides = [tuple(values[f"{n}_{a}"] for a in ("batch", "head", "row")) for n in ("dk", "dv")]
+    assert strides == [p.dk_strides, p.dv_strides]
+    # 20 times 16 bytes a row.
+    assert sums.kernel.grid(sums.problem, sums.tile, H200) == -(-3 * 2 * 200 * 20 // 256)
 
 
-def added_up(s: SumProblem, x: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """What sum_axes.h does."""
-    for at in product(*map(range, s.extents)):
-        to = sum(i * d for i, d in zip(at, s.out_strides, strict=True))
-        out[to] += x[sum(i * d for i, d in zip(at, s.x_strides, strict=True))]
+def test_several_launches_of_staggered_tiles_only_where_these_are_two_steps_apart() -> None:
+    """Of 128 queries a step, tiles of 128 keys follow each other closely."""
+    together = {
+        (dim, batch): tile_of(problem(1024, 16, 16, batch, head_dim=dim, value_dim=dim)).staggered
+        for dim in (64, 128)
+        for batch in (1, 4)
+    }
+    assert together == {(64, 1): 16, (64, 4): 0, (128, 1): 16, (128, 4): 16}
+    assert tile_of(problem(1024, 16, 16, causal=True)).staggered == 0
+    assert tile_of(problem(1024, 16, 16, batch_invariant=True)).staggered == 0
+    assert tile_of(problem(128, 16, 16)).staggered == 0
 
 
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_a_head_gets_the_sum_of_its_parts(layout: str) -> None:
-    p = problem(5, 8, 2, batch=3, layout=layout, head_dim=8, value_dim=8)
-    tile = replace(tile_of(p), head_parts=4)
-    _, main, _, dk, _ = KERNEL.launches(p, tile, H200).kernels
-    parts = np.random.default_rng(3).standard_normal((3, 8, 5, 8))
-    x, out = np.zeros(parts.size), np.zeros(3 * 2 * 5 * 8)
-    entry, head, row = main.problem.dk_strides
-    for b, h, s, d in np.ndindex(parts.shape):
-        x[b * entry + h * head + s * row + d] = parts[b, h, s, d]
-    added_up(dk.problem, x, out)
-    shape = (3, 2, 5, 8) if layout == "bhsd" else (3, 5, 2, 8)
-    found = out.reshape(shape) if layout == "bhsd" else out.reshape(shape).swapaxes(1, 2)
-    np.testing.assert_allclose(found, parts.reshape(3, 2, 4, 5, 8).sum(2), rtol=1e-12)
+def test_a_staggered_tile_is_for_heads_that_run_at_once() -> None:
+    p = problem(1024, 16, 16, 4)
+    tile = tile_of(p)
+    assert tile.staggered * 8 == 128 and KERNEL.takes(p, tile, ROW, H200)
+    values = KERNEL.values(p, tile, H200)
+    assert (values["section"], values["section_tiles"]) == (16, 128)
+    assert KERNEL.config(p, tile, ROW, H200).cooperative
+    assert not KERNEL.config(p, replace(tile, staggered=0), ROW, H200).cooperative
+    for other in (problem(1100, 16, 16, 4), problem(1024, 16, 16, 4, causal=True)):
+        assert not KERNEL.takes(other, tile, ROW, H200)

@@ -98,8 +98,8 @@ def test_the_gradient_is_written_where_it_is_wanted_or_summed_behind() -> None:
     assert scores.tile.dtype is F32 and sums.kernel.entry == "sum_axes"
     assert scores.workspace["dbias"] == sums.workspace["x"]
     assert made.workspace_bytes == sums.workspace["x"] + 4 * 16 * 1024 * 1024
-    assert sums.problem.extents == (1, 1, 16, 1024, 1024)
-    assert sums.problem.kept == (1, 1, 16, 1, 1024)
+    assert sums.problem.extents == (1, 16, 1024, 1024)
+    assert sums.problem.kept == (1, 16, 1, 1024)
 
 
 def test_what_a_score_mod_returns_has_its_gradient_elsewhere() -> None:

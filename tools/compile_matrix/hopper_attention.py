@@ -17,6 +17,7 @@ from kernelseam_cuda.sm90 import (
 )
 from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS, is_listed
 from kernelseam_cuda.sm90.attention_bwd_rows import (
+    PART_SUMS,
     QUERY_GRADIENT,
     ROW_VALUES,
     WIDTHS,
@@ -210,8 +211,9 @@ def attention_bwd(kernel: Any) -> Iterator[Covered]:
         yield Covered(main, AttentionBwdSpec(packed), often=False)
         window = replace(packed, dtype=f16, causal=False, window=True)
         yield Covered(main, AttentionBwdSpec(window, deterministic=False))
-        for small in (ROW_VALUES, QUERY_GRADIENT):
+        for small in (ROW_VALUES, QUERY_GRADIENT, PART_SUMS):
             yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True)))
+        for small in (ROW_VALUES, QUERY_GRADIENT):
             yield Covered(small, AttentionBwdSpec(packed))
     for elements, gradient, often in (
         (AttentionSpec(bf16, 128, 128, lse=True, bias=bf16), True, True),

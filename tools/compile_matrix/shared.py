@@ -374,7 +374,6 @@ def _small() -> Iterator[Covered]:
     yield Covered(SINK_GRADIENT, SinkSpec(True))
     for alone in (False, True):
         yield Covered(SUM_AXES, SumSpec(BF16, alone))
-        yield Covered(SUM_AXES, SumSpec(BF16, alone, BF16), often=False)
     yield Covered(BAG_SUMS, BagSumsSpec(BF16))
     yield Covered(BAG_SUMS, BagSumsSpec(F16, 2))
     yield Covered(BAG_SUMS, BagSumsSpec(F32), often=False)

@@ -126,7 +126,6 @@ TEXTS: Mapping[str, str] = {
     "KV_SCALES": "scales of keys and values, likewise",
     # attention: dims, dtypes, results
     "T": "element type that is multiplied",
-    "IN": "element type of what is added up",
     "OUT": "element type of the result",
     "DQK": "head dim of queries and keys",
     "DV": "head dim of values",

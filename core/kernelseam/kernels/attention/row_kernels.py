@@ -211,10 +211,6 @@ class SumSpec:
 
     dtype_out: DType
     alone: bool = False
-    dtype_in: DType = DType.float32
-
-
-Axes = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -222,10 +218,10 @@ class SumProblem:
     """out = x summed over the axes whose extent in ``kept`` is 1 and in ``extents`` is not."""
 
     spec: SumSpec
-    extents: Axes
-    kept: Axes
-    x_strides: Axes
-    out_strides: Axes
+    extents: tuple[int, int, int, int]
+    kept: tuple[int, int, int, int]
+    x_strides: tuple[int, int, int, int]
+    out_strides: tuple[int, int, int, int]
 
     @classmethod
     def of(
@@ -239,18 +235,13 @@ class SumProblem:
         """The sum of a bias's gradient, over four axes. One lane sums an element where there are
         many elements, contiguous ones, and few enough terms that a lane's sum is accurate."""
         total = math.prod(kept)
-        alone = kept[-1] > 1 and total >= _FEWEST_ALONE
+        alone = kept[3] > 1 and total >= _FEWEST_ALONE
         alone = alone and math.prod(extents) <= _MOST_ALONE * total
-        spec = SumSpec(dtype_out, alone)
-        return cls(spec, (1, *extents), (1, *kept), (0, *x_strides), (0, *out_strides))
+        return cls(SumSpec(dtype_out, alone), extents, kept, x_strides, out_strides)
 
     @property
     def bytes_moved(self) -> int:
-        return self.bytes_read + self.spec.dtype_out.itemsize * math.prod(self.kept)
-
-    @property
-    def bytes_read(self) -> int:
-        return self.spec.dtype_in.itemsize * math.prod(self.extents)
+        return 4 * math.prod(self.extents) + self.spec.dtype_out.itemsize * math.prod(self.kept)
 
 
 def _elements(spec: SumSpec, tile: RowTile) -> int:
@@ -263,14 +254,13 @@ class SumAxes(SmallKernel):
 
     entry, source = "sum_axes", "attention/sum_axes.h"
     pointer_names = ("x", "out")
-    stride_names = (*(f"{a}{i}" for a in ("x", "out") for i in range(5)), "total", "summed")
+    stride_names = ("x0", "x1", "x2", "x3", "out0", "out1", "out2", "out3", "total", "summed")
     operands = {"out": "dbias"}
-    int_names = tuple(f"{a}{i}" for a in ("kept", "n") for i in range(5))
+    int_names = ("kept0", "kept1", "kept2", "kept3", "n0", "n1", "n2", "n3")
 
     def constants(self, spec: SumSpec, tile: RowTile, row: ArchRow) -> Constants:
         elements = _elements(spec, tile)
         return {
-            "IN": DEVICE_TYPE[spec.dtype_in],
             "OUT": DEVICE_TYPE[spec.dtype_out],
             "WARPS": tile.warps,
             "ALONE": spec.alone,

@@ -45,6 +45,7 @@ from kernelseam_cuda.sm90.attention_bwd_heads import (
 )
 from kernelseam_cuda.sm90.attention_bwd_rows import (
     BLOCKS,
+    PART_SUMS,
     QUERY_GRADIENT,
     ROW_VALUES,
     WORKSPACE,
@@ -151,15 +152,18 @@ class HopperAttentionBwd(HopperBackwardKernel):
             workspace[name] = size
             size += divide_up(needed, 256) * 256
         sums = {"sums": workspace["sums"]}
-        split, parts, added, size = with_parts(problem, tile, size)
+        split, parts, size = with_parts(problem, tile, size)
+        of_parts = parts | {f"{n}_map": at for n, at in parts.items()}
         of_lists, lists, size = query_list_steps(problem, tile, size)
         steps = [
             *of_lists,
             Launch(ROW_VALUES, problem, tile, workspace),
-            Launch(self.main(tile), split, tile, {**workspace, **parts, **lists, "counter": 0}),
+            Launch(self.main(tile), split, tile, {**workspace, **of_parts, **lists, "counter": 0}),
             Launch(QUERY_GRADIENT, problem, tile, sums),
-            *added,
         ]
+        if parts:
+            added = {f"{n}_parts": at for n, at in parts.items()}
+            steps.append(Launch(PART_SUMS, problem, tile, added))
         of_scores, size = score_gradient_steps(problem, tile.step, workspace, size)
         steps += of_scores
         if problem.spec.sink_gradient:

@@ -10,18 +10,16 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
-from kernelseam.contract import Device, Launch
+from kernelseam.contract import Device
 from kernelseam.descriptors.attention.backward_problem import AttentionBwdProblem, AttentionBwdSpec
 from kernelseam.frozen import changed
-from kernelseam.kernels.attention.row_kernels import SUM_AXES, RowTile, SumProblem, SumSpec
 from kernelseam.kernels.elements import divide_up
 
 from kernelseam_cuda.sm90.attention_blocks import by_pair, is_listed
 from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
 
-_TILE_STEPS, _SUM_STEPS = 1.5, 6
-"""Steps that a tile's first loads and its stores take, and two launches more (H200s: 1 × 16/2 heads
-× 768 causal rows of 96 columns 177 µs, of 12 steps in place of 96 50)."""
+_TILE_STEPS, _SUM_STEPS = 1.5, 3
+"""Steps that a tile's first loads and its stores take, and the launch that adds up."""
 _STEP_BYTES = 6 << 20
 """Of the parts' gradients, written and read in the time of a step, about 2 µs."""
 
@@ -61,8 +59,10 @@ def takes_staggered(problem: AttentionBwdProblem, tile: BackwardTile, device: De
 
 
 def _staggered_heads(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
-    """As many KV heads, or parts of them, as run at once, where a launch of so many after another
-    takes fewer steps than one in which every tile starts a step behind the one before; else 0."""
+    """As many KV heads, or parts of them, as run at once, where so many after another take fewer
+    steps than tiles that start a step behind the one before; else 0. Tiles that begin less than two
+    steps apart wait for each other: in one launch that costs less (H200: 4 × 16 heads × 4096 of 64
+    columns 1365 µs, in order 1294)."""
     count, p = tile_count(problem, tile), problem.forward
     tiles, heads = count["key_tiles"] * tile.cluster, p.batch * p.kv_heads * tile.head_parts
     units = device.limits.compute_units
@@ -70,6 +70,8 @@ def _staggered_heads(problem: AttentionBwdProblem, tile: BackwardTile, device: D
         return 0
     steps = p.head_group // tile.head_parts * count["query_blocks"] + _TILE_STEPS
     launches = divide_up(heads, units // tiles)
+    if launches > 1 and count["query_blocks"] < 2 * count["key_tiles"]:
+        return 0
     in_order = divide_up(heads * tiles, units) * steps + count["key_tiles"] - 1
     return divide_up(heads, launches) if launches * steps < in_order else 0
 
@@ -107,37 +109,17 @@ def _steps(
 
 def with_parts(
     problem: AttentionBwdProblem, tile: BackwardTile, size: int
-) -> tuple[AttentionBwdProblem, dict[str, int], list[Launch], int]:
+) -> tuple[AttentionBwdProblem, dict[str, int], int]:
     """The problem whose KV heads are the parts; where behind ``size`` bytes of the workspace their
-    gradients lie, by parameter; the launches that add these up; and the workspace's bytes."""
-    places, sums = dict[str, int](), list[Launch]()
+    gradients lie, by name; and the workspace's bytes."""
+    places = dict[str, int]()
     if tile.head_parts == 1:
-        return problem, places, sums, size
+        return problem, places, size
     p, spec = problem.forward, problem.spec.forward
-    strides = {}
+    heads, strides = p.kv_heads * tile.head_parts, {}
     for name, width in (("dk", spec.head_dim), ("dv", spec.value_dim)):
-        summed = _sum_of_parts(problem, tile.head_parts, getattr(problem, f"{name}_strides"), width)
-        entry, _, head, row, _ = summed.x_strides
-        strides[f"{name}_strides"] = entry, head, row
-        sums.append(Launch(SUM_AXES, summed, RowTile(), {"x": size}, {"out": name}))
-        places |= {name: size, f"{name}_map": size}
-        size += divide_up(summed.bytes_read, 256) * 256
-    split = replace(p, kv_heads=p.kv_heads * tile.head_parts)
-    return changed(problem, forward=split, **strides), places, sums, size
-
-
-def _sum_of_parts(
-    problem: AttentionBwdProblem, parts: int, strides: tuple[int, int, int], width: int
-) -> SumProblem:
-    """Of contiguous axes entry, KV head, part, row and column those without the part."""
-    p, dtype = problem.forward, problem.spec.dtype
-    entry, head, row = strides
-    extents = p.batch, p.kv_heads, parts, p.S_k, width
-    matrix = p.S_k * width
-    return SumProblem(
-        SumSpec(dtype, True, dtype),
-        extents,
-        (p.batch, p.kv_heads, 1, p.S_k, width),
-        (p.kv_heads * parts * matrix, parts * matrix, matrix, width, 1),
-        (entry, head, 0, row, 1),
-    )
+        matrix = p.S_k * width
+        strides[f"{name}_strides"] = heads * matrix, matrix, width
+        places[name] = size
+        size += divide_up(p.batch * heads * matrix * spec.dtype.itemsize, 256) * 256
+    return changed(problem, forward=replace(p, kv_heads=heads), **strides), places, size

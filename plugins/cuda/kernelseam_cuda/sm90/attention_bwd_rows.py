@@ -56,6 +56,7 @@ SUPPORTED = (
 WIDTHS = tuple(dict.fromkeys((t.head_dim, t.value_dim) for t in ATTENTION_BWD))
 """Head dims of queries and keys, and of values, up to which tiles are, the narrowest first."""
 _ROWS = 64
+_SUM_THREADS = 256
 _MOST_LISTED = 1 << 15
 """Blocks of queries, or of keys, that a list may name (tiles.h: ListedBlock)."""
 _ELEMENT_MAX = max(t.head_dim for t in ATTENTION_BWD if isinstance(t, HopperBackwardTile))
@@ -220,7 +221,39 @@ class QueryGradient(HopperBackwardKernel):
         return 4 * tile.columns(s)[0] + 2 * s.head_dim
 
 
-ROW_VALUES, QUERY_GRADIENT = RowValues(), QueryGradient()
+class PartSums(HopperBackwardKernel):
+    """A thread 16 bytes of a row of keys' or values' gradients, of all parts of a group's heads."""
+
+    entry = "attention_backward_part_sums_sm90"
+    source = "sm90/attention/backward/part_sums.h"
+    _signature = Signature(
+        (
+            ("dk_parts", "pointer"),
+            ("dv_parts", "pointer"),
+            ("dk", matrices("dk")),
+            ("dv", matrices("dv")),
+            *((n, "i32") for n in ("batch", "kv_heads", "head_parts", "S_k")),
+        )
+    )
+
+    def signature(self, spec: AttentionBwdSpec) -> Signature:
+        return self._signature
+
+    def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
+        p, spec = problem.forward, problem.spec.forward
+        chunks = (spec.head_dim + spec.value_dim) // 8
+        return divide_up(p.batch * p.kv_heads * p.S_k * chunks, _SUM_THREADS)
+
+    def threads(self, tile: BackwardTile, row: ArchRow) -> int:
+        return _SUM_THREADS
+
+    def work(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> Work:
+        p, spec = problem.forward, problem.spec.forward
+        row = (spec.head_dim + spec.value_dim) * spec.dtype.itemsize * (tile.head_parts + 1)
+        return Work(p.batch * p.kv_heads * p.S_k * row)
+
+
+ROW_VALUES, QUERY_GRADIENT, PART_SUMS = RowValues(), QueryGradient(), PartSums()
 
 
 def row_extents(p: AttentionProblem) -> tuple[int, int, int]:
