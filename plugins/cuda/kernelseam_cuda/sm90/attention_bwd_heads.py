@@ -20,6 +20,10 @@ from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
 
 _TILE_STEPS, _SUM_STEPS = 1.5, 3
 """Steps that a tile's first loads and its stores take, and the launch that adds up."""
+_APART = 1.75
+"""Steps between the first blocks of neighbouring tiles, where there are several sections: closer ones
+wait for each other (H200: 4 × 16 heads × 4096 of 64 columns, one step, 1365 µs, in order 1294; of
+128 columns, two steps, 2269 and 2352)."""
 _STEP_BYTES = 6 << 20
 """Of the parts' gradients, written and read in the time of a step, about 2 µs."""
 
@@ -38,7 +42,8 @@ def takes_parts(problem: AttentionBwdProblem, tile: BackwardTile) -> bool:
 def for_problem(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:
     """The tile as the problem's launch has it."""
     tile = shared_out(problem, tile, device)
-    return replace(tile, staggered=_staggered_heads(problem, tile, device))
+    together = _staggered_heads(problem, tile, device) if can_stagger(problem.spec, tile) else 0
+    return replace(tile, staggered=together) if together else tile
 
 
 def can_stagger(spec: AttentionBwdSpec, tile: BackwardTile) -> bool:
@@ -52,28 +57,26 @@ def can_stagger(spec: AttentionBwdSpec, tile: BackwardTile) -> bool:
 
 def takes_staggered(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> bool:
     """Whether all tiles run of as many heads as the tile says: they wait for each other."""
+    if not tile.staggered:
+        return True
     blocks = tile.staggered * tile_count(problem, tile)["key_tiles"] * tile.cluster
-    return not tile.staggered or (
-        can_stagger(problem.spec, tile) and blocks <= device.limits.compute_units
-    )
+    return can_stagger(problem.spec, tile) and blocks <= device.limits.compute_units
 
 
 def _staggered_heads(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
-    """As many KV heads, or parts of them, as run at once, where so many after another take fewer
-    steps than tiles that start a step behind the one before; else 0. Tiles that begin less than two
-    steps apart wait for each other: in one launch that costs less (H200: 4 × 16 heads × 4096 of 64
-    columns 1365 µs, in order 1294)."""
+    """As many KV heads, or parts of them, as run at once, where sections of so many take fewer
+    steps than tiles that start a step behind the one before; else 0."""
     count, p = tile_count(problem, tile), problem.forward
     tiles, heads = count["key_tiles"] * tile.cluster, p.batch * p.kv_heads * tile.head_parts
     units = device.limits.compute_units
-    if not can_stagger(problem.spec, tile) or not heads or not 1 < tiles <= units:
+    if not heads or not 1 < tiles <= units:
         return 0
     steps = p.head_group // tile.head_parts * count["query_blocks"] + _TILE_STEPS
-    launches = divide_up(heads, units // tiles)
-    if launches > 1 and count["query_blocks"] < 2 * count["key_tiles"]:
+    sections = divide_up(heads, units // tiles)
+    if sections > 1 and count["query_blocks"] < _APART * count["key_tiles"]:
         return 0
     in_order = divide_up(heads * tiles, units) * steps + count["key_tiles"] - 1
-    return divide_up(heads, launches) if launches * steps < in_order else 0
+    return divide_up(heads, sections) if sections * steps < in_order else 0
 
 
 def shared_out(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> BackwardTile:
