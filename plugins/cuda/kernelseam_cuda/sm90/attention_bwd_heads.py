@@ -21,10 +21,9 @@ from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
 _TILE_STEPS, _SUM_STEPS = 1.5, 3
 """Steps that a tile's first loads and its stores take, and the launch that adds up."""
 _APART = 1.75
-"""Steps between the first blocks of neighbouring tiles, where there are several sections:
-closer ones wait for each other (H200: 4 × 16 heads × 4096 of 64 columns, one step, 1365 µs, in
-order 1294; of
-128 columns, two steps, 2269 and 2352)."""
+"""Steps between the first blocks of neighbouring tiles, where there are several sections: closer
+ones wait for each other (H200: 4 × 16 heads × 4096 of 64 columns, one step, 1365 µs, in order
+1294; of 128 columns, two steps, 2269 and 2352)."""
 _STEP_BYTES = 6 << 20
 """Of the parts' gradients, written and read in the time of a step, about 2 µs."""
 
