@@ -65,7 +65,7 @@ attention_backward_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap dout_
   next_kernel_launch();
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
-    earlier_kernels_wait();  // for row values and semaphores; consumers wait for what these load
+    if (warp > 0) earlier_kernels_wait();  // for semaphores; the producer waits for row values
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= GROUPS && lane() == 0)

@@ -63,7 +63,7 @@ attention_backward_wide_sm90(KS_ARGUMENT TensorMap q_map, KS_ARGUMENT TensorMap 
   next_kernel_launch();
   const int group = warp_index() / 4, warp = warp_index() % 4;
   if (group == GROUPS) {
-    earlier_kernels_wait();  // for row values and semaphores; consumers wait for what these load
+    if (warp > 0) earlier_kernels_wait();  // for semaphores; the producer waits for row values
     registers_dealloc<Config::PRODUCER_REGISTERS>();
     if (thread_index() == CONSUMERS) Producer{storage, maps, rings, operands, {count, sequences, band, storage.walk}}.run();
     if (Config::IN_ORDER && warp > 0 && warp <= min_of(PIECES - rank * GROUPS, GROUPS) && lane() == 0)

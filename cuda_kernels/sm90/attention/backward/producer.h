@@ -18,13 +18,15 @@ struct Producer {
     return (int)atomicAdd(a.counter, 1u) + (Config::IN_ORDER ? 0 : (int)gridDim.x);
   }
 
-  // q of a step, and beside it what every row subtracts; so dout. `block`: of row values (sums.h); `row`: the step's first.
-  KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row, ListedBlock listed) {
+  // q of a step, and beside it what every row subtracts; so dout. `block`: of row values (sums.h); `row`: the step's first. Row values are of
+  // the kernel before, which began when the operands were there: those of the first step, its keys too, are asked for while it runs.
+  KS_DEVICE void load_q(const WorkTile& w, int head, int block, int row, ListedBlock listed, bool begins) {
     rings.q.wait_empty(q);
     if constexpr (LISTED) storage.listed[q.stage] = {listed, head};
     const u32 full = rings.q.full(q);
     barrier_arrive_expect_tx(full, Q_BYTES + ROW_BYTES);
     tile_load<STEP, QK_COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, row, head, Config::Q_VIEW == PACKED ? 0 : w.batch);
+    if (begins) load_k(w), earlier_kernels_wait();
     bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
     q.advance();
   }
@@ -59,6 +61,7 @@ struct Producer {
     for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = next_tile()) {
       const WorkTile& w = storage.work_tiles[work_slot(kv)];
       if (w.steps == 0) {
+        earlier_kernels_wait();  // without queries there is no kernel of row values between those before and the zeros that are stored
         load_k(w);
         load_v(w);
         continue;
@@ -71,8 +74,7 @@ struct Producer {
       auto begins = [&] { return m == w.first && head == w.kv_head * scheduler.count.head_group; };
 #pragma unroll 1
       for (;;) {
-        load_q(w, head, block(), w.q_first + place() * STEP, own);
-        if (begins()) load_k(w);
+        load_q(w, head, block(), w.q_first + place() * STEP, own, begins());
         load_dout(w, head, block(), w.q_first + place() * STEP);
         if (begins()) load_v(w);
         if (w.walk().next(m) && ++head == (w.kv_head + 1) * scheduler.count.head_group) break;

@@ -53,6 +53,7 @@ struct Producer {
       barrier_arrive_expect_tx(full, PART_BYTES<QK_COLUMNS> + (h == 0 ? 2 * ROW_BYTES : 0));
       load_part<COLUMNS>(shared_address(storage.q[q.stage]), maps.q, full, h * COLUMNS, row, head, Config::Q_VIEW == PACKED ? 0 : w.batch);
       if (h == 0) {
+        if (steps == 0) earlier_kernels_wait();  // for row values, not for the operands
         bulk_load(shared_address(storage.lse[q.stage]), a.lse + (i64)block * STEP, ROW_BYTES, full);
         bulk_load(shared_address(storage.delta[q.stage]), a.delta + (i64)block * STEP, ROW_BYTES, full);
       }
@@ -96,6 +97,7 @@ struct Producer {
     for (; scheduler.next(t, storage.work_tiles[kv.parity]); t = count_tile()) {
       const WorkTile& w = storage.work_tiles[kv.parity];
       if (w.steps == 0) {
+        earlier_kernels_wait();  // as backward/producer.h says
         load_kv(w);
         continue;
       }
