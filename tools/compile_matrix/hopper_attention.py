@@ -211,10 +211,10 @@ def attention_bwd(kernel: Any) -> Iterator[Covered]:
         yield Covered(main, AttentionBwdSpec(packed), often=False)
         window = replace(packed, dtype=f16, causal=False, window=True)
         yield Covered(main, AttentionBwdSpec(window, deterministic=False))
-        for small in (ROW_VALUES, QUERY_GRADIENT, PART_SUMS):
-            yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True)))
         for small in (ROW_VALUES, QUERY_GRADIENT):
+            yield Covered(small, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True)))
             yield Covered(small, AttentionBwdSpec(packed))
+        yield Covered(PART_SUMS, AttentionBwdSpec(causal))
     for elements, gradient, often in (
         (AttentionSpec(bf16, 128, 128, lse=True, bias=bf16), True, True),
         (AttentionSpec(f16, 64, 64, True, True, bias=f16), True, False),
