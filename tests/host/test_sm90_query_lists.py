@@ -33,7 +33,9 @@ KS_KERNEL(16, 1) probe(const BlockWord* blocks, const i64* n, unsigned* lists) {
 
 LISTED: dict[str, int | str] = {
     **dict.fromkeys(("CAUSAL", "PREFIX", "IN_ORDER"), 1),
-    **dict.fromkeys(("WINDOW", "MASK", "ALIBI", "SOFTCAP", "SINKS", "LENGTHS", "GROUPED"), 0),
+    **dict.fromkeys(
+        ("WINDOW", "MASK", "ALIBI", "SOFTCAP", "SINKS", "LENGTHS", "GROUPED", "STAGGERED"), 0
+    ),
     "BIAS": "void",
     **dict.fromkeys(("Q_VIEW", "KV_VIEW", "OUT_VIEW"), 0),
     **dict.fromkeys(("DQK", "QK_COLUMNS", "V_COLUMNS", "DV"), 64),

@@ -51,7 +51,7 @@ def can_stagger(spec: AttentionBwdSpec, tile: BackwardTile) -> bool:
     queries. The order depends on how many tiles run at once, which a batch-invariant result may
     not."""
     s = spec.forward
-    masked = s.causal or s.window or is_listed(s)
+    masked = s.causal or s.window or s.prefix or is_listed(s)
     return tile.in_order and not masked and not s.batch_invariant and s.kv_view == "strided"
 
 
