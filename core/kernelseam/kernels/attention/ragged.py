@@ -18,7 +18,7 @@ DECODES = 4
 
 def mean_queries(p: AttentionProblem) -> float:
     """Of a sequence."""
-    return p.total_q / p.batch if p.spec.q_view == "packed" and p.batch else float(p.S_q)
+    return p.total_q / p.batch if p.spec.q_view == "packed" and p.batch else p.S_q
 
 
 def typical(p: AttentionProblem, unknown: float = UNKNOWN) -> AttentionProblem:
