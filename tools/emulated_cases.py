@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kernelseam.dtypes import E4M3, DType
 
-SHARED, UNFUSED = "shared", "gemm-softmax-gemm"
+SHARED, UNFUSED, DECODE = "shared", "gemm-softmax-gemm", "decode"
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,34 @@ GROUPS = (
         gemm-f32-nn-310-of-13x11x9-sum-beta""",
     ),
     Group(
+        "epilogues of users: gated, interleaved, of float32, ragged, with sums of their results",
+        """gemm-f32-nn-epilogue-gelu gemm-f16-nt-epilogue-gated_options-ragged
+        gemm-f16-nn-epilogue-interleaved_options gemm-bf16-tn-epilogue-to-f32
+        gemm-f16-nt-epilogue-reductions""",
+    ),
+    Group(
+        "groups of rows, of columns and of K; rows that are gathered and scattered; epilogues",
+        """grouped-gemm-bf16-m-nn grouped-gemm-bf16-n-nn grouped-gemm-bf16-k-tn
+        grouped-gemm-f32-m-nt grouped-gemm-bf16-m-nn-rows grouped-gemm-bf16-m-nn-one-each
+        grouped-gemm-bf16-m-nn-epilogue-swiglu grouped-gemm-f16-m-nt-epilogue-interleaved""",
+    ),
+    Group(
+        "lists of products",
+        "grouped-lists-bf16-nn grouped-lists-f16-nt-device grouped-lists-bf16-nt-one-row-each",
+    ),
+    Group(
+        "rows appended to pages, gathered and copied; norms, rotary embedding",
+        """paged-cache-append-f16 paged-cache-append-bf16-norm-rotary paged-cache-gather-f16
+        paged-cache-copy-bf16 paged-cache-append-f16-odd""",
+    ),
+    Group(
         "head dims and dtypes",
         """attention-f16-32 attention-f16-64-ramp attention-f16-80 attention-f16-128
         attention-f16-256
         attention-bf16-128-causal-ramp attention-f32-64 attention-f32-64-causal-ramp""",
+    ),
+    Group(
+        "head dims that no chunk divides", "attention-f16-33v7 attention-f16-33v7-causal-sequences"
     ),
     Group("192/128", "attention-f16-192v128 attention-f16-192v128-causal-mqa"),
     Group(
@@ -142,6 +166,12 @@ GROUPS = (
     Group("boolean mask", "attention-f16-64-mask"),
     Group("sinks, grouped heads", "attention-f16-64-causal-sinks-gqa"),
     Group(
+        "scores and masks of users, blocks of keys that are passed over",
+        """attention-f32-64-mod-relative attention-bf16-128-mod-buckets-paged
+        attention-bf16-128-mod-documents-packed attention-bf16-128-mod-documents-blocks
+        attention-bf16-128-mod-prefix-blocks-decoding attention-bf16-128-mod-tree-blocks-paged""",
+    ),
+    Group(
         "everything at once",
         """attention-f16-64-everything attention-bf16-128-everything
         attention-f16-64-causal-sequences-everything
@@ -167,6 +197,12 @@ GROUPS = (
         attention-f16-64-split-to-f32""",
     ),
     Group(
+        "one launch for all keys: rows of several heads, packed queries, values that are NaN",
+        """attention-bf16-128-causal-pages-48-gqa attention-f16-64-pages-16-nan-in-v
+        attention-f16-64-causal-pages-16-sequences attention-f16-64-split-pages""",
+        DECODE,
+    ),
+    Group(
         "plain, everything at once, float32 with masked rows",
         "attention-f16-64 attention-f16-64-everything attention-f32-64-causal-masked-rows",
         UNFUSED,
@@ -176,6 +212,14 @@ GROUPS = (
         """attention-bwd-f16-64-causal-33x129-ramp attention-bwd-f16-64-causal-130x130
         attention-bwd-f16-80v64
         attention-bwd-bf16-128-causal attention-bwd-f32-64""",
+    ),
+    Group(
+        "head dims that no chunk divides",
+        "attention-bwd-f16-33v7 attention-bwd-f16-33v7-causal-sequences",
+    ),
+    Group(
+        "scores and masks of users, blocks that are passed over",
+        "attention-bwd-f32-64-mod-buckets attention-bwd-bf16-64-mod-blocks",
     ),
     Group(
         "packed sequences, some of length 0",

@@ -58,6 +58,7 @@ CASES = (
     "attention-bwd-f16-64-gqa-6-2",
     "attention-bwd-f16-64-causal-any-order",
     "attention-bwd-f16-64-bias-voids",
+    "attention-bwd-f16-33v7",
     "merge-states-f32-f16",
     "qkv-projection-f16-rotary-halves",
     "qkv-projection-f16-pages-24-rotary",
