@@ -107,7 +107,11 @@ def test_the_cases_of_the_page_exist() -> None:
     operations = list(page.by_operation(page.GROUPS))
     assert operations == [
         "gemm",
+        "grouped_gemm",
+        "grouped_gemm_pointers",
+        "paged_cache",
         "attention",
+        "attention as decode",
         "attention as gemm-softmax-gemm",
         "attention_bwd",
         "merge_states",
@@ -231,7 +235,7 @@ def test_the_page_covers_blocks_of_several_tiles(device: Device) -> None:
                 problem, composition.tile(problem, row, device), device
             ).steps:
                 spec = launch.problem.spec
-                if launch.tile.teams > 1:
+                if getattr(launch.tile, "teams", 1) > 1:
                     actual.add(
                         (
                             spec.dtype,
@@ -256,6 +260,7 @@ def test_the_page_covers_blocks_of_several_tiles(device: Device) -> None:
 def test_a_part_of_the_page_is_run_by_name(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert page.chosen(()) is page.GROUPS
     actual = page.chosen(("*pages-48*", "attention-bwd-f16-80v64"))
+    assert [g.implementation for g in actual] == ["shared", "shared", "decode", "shared"]
     assert [(g.about, g.cases) for g in actual] == [
         ("pages of 1, 16, 48 and 256 keys, one query", ("attention-f16-64-pages-48",)),
         (
@@ -264,6 +269,10 @@ def test_a_part_of_the_page_is_run_by_name(monkeypatch: pytest.MonkeyPatch, caps
                 "attention-bf16-128-causal-pages-48-gqa",
                 "attention-f16-64-causal-pages-48-window-sinks",
             ),
+        ),
+        (
+            "one launch for all keys: rows of several heads, packed queries, values that are NaN",
+            ("attention-bf16-128-causal-pages-48-gqa",),
         ),
         ("dense", ("attention-bwd-f16-80v64",)),
     ]
