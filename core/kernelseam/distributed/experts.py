@@ -284,8 +284,9 @@ class _ShardedProduct:
         begin = self.offs.view(n, -1, 1) - counts[me, :, :, None]
         where = (begin + slot).masked_fill(~taken, rows).clamp(0, rows)  # whatever offs holds
         there = slot < counts[:, me, :, None]  # [from, expert here, slot]
-        # one more row, which stands for all that are not there
-        a = torch.cat([self.a, self.a.new_zeros(1, self.a.shape[1])])
+        # One more row, which stands for all that are not there. Of 1, as below: of 0, a norm or a
+        # logarithm has no derivative, and gradients of what a function learns would be NaN.
+        a = torch.cat([self.a, self.a.new_ones(1, self.a.shape[1])])
         chunks, parts, routes, keys, places = self._experts(), [], [], [], []
         for i, c in enumerate(chunks):
             each = [(c.stop - c.start) * capacity] * n
@@ -340,7 +341,7 @@ class _ShardedProduct:
                 # rows of no expert are not written by products
                 place = torch.arange(len(x), device=x.device)
                 taken = keys < experts if i > products[-1] else place < offs[-1:]
-                x = x.where(taken[:, None], 0)
+                x = x.where(taken[:, None], 1)
             x = self._applied(i, x)
         return x
 

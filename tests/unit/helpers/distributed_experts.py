@@ -382,8 +382,8 @@ def odd_offsets(group: Any) -> Any:
 
 
 def learnt(group: Any) -> float:
-    """The error of the gradient of what a function between weights learns, with free slots, whose
-    memory is NaN until it is written."""
+    """The error of the gradients of what norms before, between and behind weights learn, with free
+    slots, whose memory is NaN until it is written."""
     import torch
     import torch.distributed as dist
     from kernelseam import distributed
@@ -395,13 +395,15 @@ def learnt(group: Any) -> float:
     try:
         found = []
         for capacity in (None, 6):
-            factors = [torch.linspace(1, 2, n, dtype=torch.float64) for n in (HIDDEN, N)]
-            inner, last = (x.requires_grad_() for x in factors)
-            b = [own["up"][mine], lambda x, g=inner: swiglu(x) * g, own["down"][mine],
-                 lambda x, g=last: x * g]  # fmt: skip
+            factors = [torch.linspace(1, 2, n, dtype=torch.float64) for n in (K, HIDDEN, N)]
+            learns = [x.requires_grad_() for x in factors]
+            first, inner, last = (
+                lambda x, g=g: torch.nn.functional.rms_norm(x, g.shape, g, 0.0) for g in learns
+            )
+            b = [first, own["up"][mine], lambda x, f=inner: f(swiglu(x)), own["down"][mine], last]
             y = distributed.grouped_mm(own["a"], b, own["offs"], group=group, capacity=capacity)
             y.backward(own["dy"])
-            found.append(torch.cat([inner.grad, last.grad]))
+            found.append(torch.cat([g.grad for g in learns]))
         return float((found[0] - found[1]).abs().nan_to_num(torch.inf).max())
     finally:
         torch.use_deterministic_algorithms(False)
