@@ -12,9 +12,11 @@ struct Producer {
   PipelineState<STAGES> q{0, 1};
   PipelineState<O_STAGES> o{0, 1};
 
-  // In order the first tile is taken from the counter, too: whoever holds it runs.
-  KS_DEVICE int first_tile() const { return Config::IN_ORDER ? (int)atomicAdd(a.counter, 1u) : (int)block_index(); }
-  KS_DEVICE int next_tile() const {
+  // In order the first tile is taken from the counter, too: whoever holds it runs. STAGGERED, the counter is not asked: a block that comes
+  // late would leave its tile to one whose own still waits for it.
+  KS_DEVICE int first_tile() const { return Config::IN_ORDER && !STAGGERED ? (int)atomicAdd(a.counter, 1u) : (int)block_index(); }
+  KS_DEVICE int next_tile(int t) const {
+    if constexpr (STAGGERED) return t + (int)gridDim.x;
     return (int)atomicAdd(a.counter, 1u) + (Config::IN_ORDER ? 0 : (int)gridDim.x);
   }
 
@@ -58,7 +60,7 @@ struct Producer {
     storage.walk[0] = storage.walk[1] = 0;
     int t = first_tile();
 #pragma unroll 1
-    for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = next_tile()) {
+    for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = next_tile(t)) {
       const WorkTile& w = storage.work_tiles[work_slot(kv)];
       if (w.steps == 0) {
         earlier_kernels_wait();  // without queries there is no kernel of row values between those before and the zeros that are stored

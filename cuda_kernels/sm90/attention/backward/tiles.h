@@ -10,9 +10,9 @@
 // next, so that the tiles of a head are at the same queries at about the same time. Else each of them would load these anew.
 // Packed: sequence after sequence, in order all heads of one together.
 // Where nothing is masked, waiting for those before would make the launch longer by a step a tile of a head: these begin at blocks of
-// queries that lie apart, and so meet each block one after another without waiting: STAGGERED. A tile then waits for some that are
-// handed out later, so the launch is cooperative, and no section has more tiles than it has blocks: all of a section run, since those of the
-// sections before, which wait for nobody behind, end.
+// queries that lie apart, and so meet each block one after another without waiting: STAGGERED. A tile then waits for some with higher
+// numbers, so the launch is cooperative, its blocks have the tiles in turn, and no section has more tiles than there are blocks: no block has
+// two of a section, and all of a section run, since those of the sections before, which wait for nobody behind, end.
 #pragma once
 #include "sm90/attention/backward/sums.h"
 #include "sm90/pipeline.h"

@@ -15,11 +15,12 @@ struct Producer {
   static KS_DEVICE int rank() { return cluster_rank(); }
   KS_DEVICE int clusters() const { return gridDim.x / CLUSTER; }
   // The next number of the counter, from the first tile on: in order, whoever holds one runs. The first block asks, and tells the other.
-  // One message a tile, as of K and V: the phase of the one follows from that of the other.
-  KS_DEVICE int count_tile() {
+  // One message a tile, as of K and V: the phase of the one follows from that of the other. `before`: the last tile; STAGGERED, as
+  // backward/producer.h says.
+  KS_DEVICE int count_tile(int before) {
     const u32 parity = kv.parity ^ 1;
     if (rank() == 0) {
-      const int t = (int)atomicAdd(a.counter, 1u);
+      const int t = STAGGERED ? before + clusters() : (int)atomicAdd(a.counter, 1u);
       barrier_wait(rings.tile.empty({0, 0}), parity ^ 1);
       store_async(shared_address(&storage.tile), t, rings.tile.full({0, 0}), 1);
       return t;
@@ -92,9 +93,9 @@ struct Producer {
   KS_DEVICE void run() {
     const SumBlocks& blocks = scheduler.count.blocks;
     storage.walk[0] = storage.walk[1] = 0;
-    int t = count_tile();
+    int t = count_tile((int)block_index() / CLUSTER - clusters());
 #pragma unroll 1
-    for (; scheduler.next(t, storage.work_tiles[kv.parity]); t = count_tile()) {
+    for (; scheduler.next(t, storage.work_tiles[kv.parity]); t = count_tile(t)) {
       const WorkTile& w = storage.work_tiles[kv.parity];
       if (w.steps == 0) {
         earlier_kernels_wait();  // as backward/producer.h says
