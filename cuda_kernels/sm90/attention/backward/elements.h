@@ -86,8 +86,9 @@ struct Elements {
   const WorkTile& w;
   int head, own_key, lane;
 
-  // The warp's own memory and first key. Of packed sequences, under lists and prefixes, and beside a score_mod, no register is left to keep them in.
-  static constexpr bool KEPT = Config::Q_VIEW != PACKED && !Config::PREFIX && !LISTED && !Expression::HAS_SCORE;
+  // The warp's own memory and first key. Of packed sequences and staggered tiles, under lists and prefixes, and beside a score_mod, no register is
+  // left to keep them in.
+  static constexpr bool KEPT = Config::Q_VIEW != PACKED && !STAGGERED && !Config::PREFIX && !LISTED && !Expression::HAS_SCORE;
   KS_DEVICE u32 plane() const { return KEPT ? own_plane : planes + warp_index() * PLANE_BYTES; }
   KS_DEVICE int key() const { return KEPT ? own_key : (w.tile * 8 + warp_index()) * 16; }
 
