@@ -114,14 +114,14 @@ OFTEN = {
 
 
 def test_every_kernel_is_looked_at_often() -> None:
-    """With tiles of each kind, and of attention with nearly each."""
+    """With tiles of each kind, and of attention with three quarters of them."""
     often = [(c, t) for c, t in FAST if c.often]
     assert set(often) >= OFTEN
     assert {(c.kernel.entry, type(t)) for c, t in OFTEN} == {
         (c.kernel.entry, type(t)) for c, t in often
     }
     tiles = [{t.name for c, t in some if "attention" in c.kernel.entry} for some in (OFTEN, often)]
-    assert len(tiles[0]) > 0.8 * len(tiles[1])
+    assert len(tiles[0]) > 0.75 * len(tiles[1])
     assert len({t for c, t in OFTEN if "gemm" in c.kernel.entry}) > 10
     assert len(OFTEN) < 0.4 * len(often)
 

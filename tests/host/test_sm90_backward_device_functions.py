@@ -26,7 +26,7 @@ KS_KERNEL(16, 1) probe(const i64* n, const int* prefixes, const int* q_offsets, 
   for (int t = 0; t < (int)n[14]; t++) {{
     WorkTile w{{}};
     if (!scheduler.next(t, w)) return;
-    const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.first, w.stop, w.S_q, w.S_k, w.q_first, w.k_first, w.key_head}};
+    const int found[] = {{w.batch, w.kv_head, w.tile, w.steps, w.first, w.stop, w.S_q, w.S_k, w.q_first, w.k_first, w.banded.key_head}};
     for (int i = 0; i < {FIELDS}; i++) out[{FIELDS} * t + i] = found[i];
     blocks[t] = sums.first(w.batch, w.q_first);
     for (int m = 0; m < (int)n[15]; m++) earlier[(int)n[15] * t + m] = band.earlier(w, m, {KEYS});
@@ -277,7 +277,11 @@ BUGS = {
         "",
         "prefix-of-few-keys",
     ),
-    "queries-of-a-prefix": ("if (key < w.prefix) begin = 0,", "if (key < w.prefix)", "prefix"),
+    "queries-of-a-prefix": (
+        "if (key < w.banded.prefix) begin = 0,",
+        "if (key < w.banded.prefix)",
+        "prefix",
+    ),
     "where-tiles-begin": ("(u32)(w.tile * end)", "(u32)w.tile", "staggered"),
     "who-adds-before": ("divide_up((m + 1) * tiles", "divide_up(m * tiles", "staggered"),
     "order-around-the-end": ("before < 0 ? before + tiles", "before < 0 ? before", "staggered"),

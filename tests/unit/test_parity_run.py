@@ -363,7 +363,7 @@ def test_the_matrix_is_wide_and_compiles_little() -> None:
         attention_bwd=106,
         merge_states=12,
     ) + Counter(
-        paged_cache=62,
+        paged_cache=63,
         qkv_projection=31,
         output_projection=10,
         qkv_projection_bwd=10,

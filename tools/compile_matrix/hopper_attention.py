@@ -204,6 +204,8 @@ def attention_bwd(kernel: Any) -> Iterator[Covered]:
         yield Covered(
             main, AttentionBwdSpec(AttentionSpec(f16, *dims, lse=True), deterministic=False)
         )
+        often = dims in ((64, 64), (128, 128), (256, 256))
+        yield Covered(main, AttentionBwdSpec(AttentionSpec(bf16, *dims, lse=True)), often=often)
         yield Covered(main, AttentionBwdSpec(causal, deterministic=False), often=False)
         every = replace(causal, causal=False, window=True, softcap=True, lengths=True)
         yield Covered(main, AttentionBwdSpec(every))

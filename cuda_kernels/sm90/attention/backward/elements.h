@@ -208,7 +208,7 @@ struct Elements {
   // Scores of pairs beyond the band and the prefix, the last key or the last query. ahead: as in some_hidden.
   KS_DEVICE void hide(float (&s)[STEP / 2], const Band& band, int key0, int ahead, int query, float hidden = -infinity()) const {
     const int from = ahead - (key() - key0 + lane / 4) + lane % 4 * 2;
-    const int prefix = !Config::PREFIX ? 0 : LISTED ? score.of(w.batch, w.S_q, w.S_k).prefix : w.prefix;
+    const int prefix = !Config::PREFIX ? 0 : LISTED ? score.of(w.batch, w.S_q, w.S_k).prefix : w.banded.prefix;
     int low[2], high[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -44,7 +44,7 @@ struct Producer {
     ring.wait_empty(kv);
     const u32 full = ring.full(kv);
     barrier_arrive_expect_tx(full, tile_bytes<KEYS, COLUMNS>);
-    const int head = LISTED ? w.kv_head : w.key_head;
+    const int head = LISTED ? w.kv_head : w.banded.key_head;
     tile_load<KEYS, COLUMNS>(shared_address(to), map, full, w.k_first + w.tile * KEYS, head, Config::KV_VIEW == PACKED ? 0 : w.batch);
   }
   // Publishes the work tile to the consumers.

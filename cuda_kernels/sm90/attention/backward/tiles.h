@@ -65,7 +65,7 @@ struct alignas(16) WorkTile {
     struct {
       int key_head;  // whose keys and values it reads; kv_head has a part of the heads that share them, and gradients of its own
       int prefix;
-    };
+    } banded;
     const u32* list;  // LISTED; then kv_head's
   };
   // From a block to the next.
@@ -117,7 +117,7 @@ struct Band {
     const int shift = w.S_k - w.S_q, end = tiles_met(m * STEP, shift, w.S_k, keys);
     if constexpr (!Config::PREFIX) return w.way() < 0 ? w.tile : end - 1 - w.tile;
     // Tiles that have some of the prefix, and behind them those of the band.
-    const int everyone = divide_up(w.prefix, keys), key = Config::WINDOW ? max_of(m * STEP + shift - left, 0) : 0;
+    const int everyone = divide_up(w.banded.prefix, keys), key = Config::WINDOW ? max_of(m * STEP + shift - left, 0) : 0;
     const int begin = max_of(max_of(key / keys, everyone), w.tile + 1);
     return max_of(everyone - 1 - w.tile, 0) + (key < w.S_k ? max_of(end - begin, 0) : 0);
   }
@@ -178,12 +178,12 @@ template<int KEYS> struct TileScheduler {
       w.list = own + 1, w.first = 0, w.stop = own[0], w.steps = w.stop * count.head_group;
     } else {
       const int S_k = s.S_k, key = w.tile * KEYS, shift = S_k - s.S_q;
-      w.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
+      w.banded.key_head = Config::KV_VIEW == PACKED ? w.kv_head : (u32)w.kv_head / (u32)count.head_parts;
       int begin = (u32)band.begin(key, shift) / STEP;
       int end = (u32)(band.end(min_of(key + KEYS, S_k) - 1, shift, opaque(s.S_q)) + STEP - 1) / STEP;
       if constexpr (Config::PREFIX) {
-        w.prefix = band.prefix(w.batch, S_k);
-        if (key < w.prefix) begin = 0, end = divide_up(s.S_q, STEP);
+        w.banded.prefix = band.prefix(w.batch, S_k);
+        if (key < w.banded.prefix) begin = 0, end = divide_up(s.S_q, STEP);
       }
       w.first = backwards ? end - 1 : STAGGERED ? (u32)(w.tile * end) / (u32)divide_up(S_k, KEYS) : begin;
       w.stop = backwards ? begin - 1 : end;

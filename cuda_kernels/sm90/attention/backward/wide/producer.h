@@ -79,13 +79,13 @@ struct Producer {
     constexpr bool ALL = PIECES == CLUSTER * GROUPS;  // of the consumers multiply a panel of dq
     barrier_arrive_expect_tx(full, K_BYTES + V_BYTES + (ALL || rank() == 0 ? OTHER_BYTES : KEY_PANEL_BYTES));
     const int first = w.k_first + w.tile * KEYS, row = first + rank() * BLOCK_KEYS, batch = Config::KV_VIEW == PACKED ? 0 : w.batch;
-    tile_load<BLOCK_KEYS, QK_COLUMNS>(shared_address(storage.k), maps.k, full, row, w.key_head, batch);
-    tile_load<BLOCK_KEYS, V_COLUMNS>(shared_address(storage.v), maps.v, full, row, w.key_head, batch);
+    tile_load<BLOCK_KEYS, QK_COLUMNS>(shared_address(storage.k), maps.k, full, row, w.banded.key_head, batch);
+    tile_load<BLOCK_KEYS, V_COLUMNS>(shared_address(storage.v), maps.v, full, row, w.banded.key_head, batch);
 #pragma unroll
     for (int c = 0; c < GROUPS; c++)
       if (ALL || c == 0 || rank() == 0)
         tma_load(shared_address(storage.other_k) + c * KEY_PANEL_BYTES, maps.k, full, (rank() * GROUPS + c) * 64,
-                 first + (rank() ^ 1) * BLOCK_KEYS, w.key_head, batch);
+                 first + (rank() ^ 1) * BLOCK_KEYS, w.banded.key_head, batch);
     kv.advance();
   }
 
