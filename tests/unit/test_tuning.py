@@ -459,6 +459,31 @@ def test_a_representative_is_its_own(extents: tuple[int, int, int], batch: int, 
     assert attention.S_q >= m or m > 64 * group
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_pages_that_lie_no_whole_rows_apart_are_a_class_of_their_own(page_size: int) -> None:
+    """Whose representative's do not either, and which is its own."""
+    rows: Any = Attention(
+        batch=2,
+        num_heads=4,
+        kv_heads=4,
+        head_dim=64,
+        S_q=1,
+        S_k=48,
+        block_table=0,
+        kv_lengths=0,
+        pages=96,
+        page_size=page_size,
+        dtype="float16",
+    ).problem()
+    page, head, row = rows.k_strides
+    odd = replace(rows, k_strides=(page + row // 2, head, row))
+    found, other = representative(odd), representative(rows)
+    assert found != other and found.k_strides[0] % found.k_strides[2] != 0
+    assert other.k_strides[0] == page_size * other.k_strides[2]
+    for problem in (found, other):
+        assert representative(replace(problem)) == problem
+
+
 @given(
     queries=st.integers(1, 5000),
     batch=st.integers(1, 200),

@@ -198,9 +198,10 @@ def _attention(p: Any) -> Any:
     strides = dict(zip(walks, _steps(*[getattr(p, n) for n in walks]), strict=True))
     for name in ("k_strides", "v_strides") if p.page_size else ():
         page, _, row = getattr(p, name)
-        if row != 0 and page % row == 0:  # all pages' rows are one matrix's
+        if row != 0:  # whether all pages' rows are one matrix's
             far, *others = strides[name]
-            strides[name] = (far * p.page_size, *others)
+            apart = far * p.page_size if page % row == 0 else far + far // 2
+            strides[name] = (apart, *others)
     if spec.bias:
         strides["bias_strides"] = _plane(p.bias_strides, _CHUNK_BYTES // spec.bias.itemsize)
     return _replaced(
