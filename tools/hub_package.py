@@ -189,7 +189,7 @@ def _card() -> str:
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         raise SystemExit(__doc__)
     folder = Path(sys.argv[1])
     try:
