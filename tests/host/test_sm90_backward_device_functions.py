@@ -193,21 +193,22 @@ def check_walk(walk: Walk, change: Change) -> None:
         else:
             assert waited_for == list(range(len(turns))), block
     if walk.in_order and walk.staggered:
-        together = walk.section * key_tiles
-        sections = -(-len(heads) // walk.section)
-        steps = steps_of_a_launch([(f[0], f[1], f[4]) for f in found], earlier, walk, together)
-        alone = query_blocks * walk.head_group
-        assert steps <= sections * (alone + max(key_tiles - query_blocks, 0))
+        together, alone = walk.section * key_tiles, query_blocks * walk.head_group
+        of_a_section = alone + max(key_tiles - query_blocks, 0)
+        ordered = [(f[0], f[1], f[4]) for f in found]
+        for grid in (together, together + 3):
+            steps = steps_of_a_launch(ordered, earlier, walk, grid)
+            assert steps <= -(-len(heads) // walk.section) * of_a_section
 
 
 def steps_of_a_launch(
-    tiles: list[tuple[int, int, int]], ranks: np.ndarray, walk: Walk, together: int
+    tiles: list[tuple[int, int, int]], ranks: np.ndarray, walk: Walk, grid: int
 ) -> int:
-    """Of tiles (entry, KV head, first block) that so many blocks take one after another, where a
-    tile takes a step once those before it have added. Raises AssertionError where all wait."""
-    blocks, taken, steps = ranks.shape[1], together, 0
+    """Of tiles (entry, KV head, first block) that the grid's blocks have in turn, where a tile
+    takes a step once those before it have added. Raises AssertionError where all wait."""
+    blocks, steps = ranks.shape[1], 0
     done: dict[tuple[int, int, int, int], int] = {}
-    running = dict.fromkeys(range(min(together, len(tiles))), 0)
+    running = dict.fromkeys(range(min(grid, len(tiles))), 0)
     while running:
         goes = list[tuple[int, tuple[int, int, int, int]]]()
         for t, walked in running.items():
@@ -222,9 +223,8 @@ def steps_of_a_launch(
             running[t] += 1
             if running[t] == blocks * walk.head_group:
                 del running[t]
-                if taken < len(tiles):
-                    running[taken] = 0
-                    taken += 1
+                if t + grid < len(tiles):
+                    running[t + grid] = 0
         steps += 1
     return steps
 
