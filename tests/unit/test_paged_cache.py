@@ -242,6 +242,10 @@ def refused(**changed: Any) -> Callable[[], Any]:
             r"cu_seqlens_q = None: must say which rows an entry has: block_table is of 2\. Give it",
         ),
         (
+            refused(k=normal(6, G, D), v=normal(6, G, D), block_table=np.array(0, np.int32)),
+            r"block_table = an array of shape \[\]: must be \[B=1, width\]",
+        ),
+        (
             refused(positions=np.zeros((B, S), np.int32), kv_lengths=LENGTHS),
             "kv_lengths = given: positions say it",
         ),

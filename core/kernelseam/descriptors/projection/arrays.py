@@ -83,7 +83,7 @@ class Read:
             self.take("cu_seqlens", "sequences+1", {})
             self.known["sequences"] = self.known["sequences+1"] - 1
             self.fields["sequences"] = self.known["sequences"]
-        elif not lead and (table := self.infos.get("block_table")) and table.shape[:1] != (1,):
+        elif not lead and (table := self.infos.get("block_table")) and {1, *table.shape[:1]} != {1}:
             rule = f"must say which rows an entry has: block_table is of {table.shape[0]}"
             raise InvalidValue("cu_seqlens", None, rule, "Give it, or rows with a batch axis")
         if "kv_lengths" in self.infos:
