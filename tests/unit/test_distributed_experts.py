@@ -87,6 +87,21 @@ def test_a_token_is_sent_once_to_a_rank(ranks: Ranks, way: tuple[bool, bool]) ->
         assert sent == expected
 
 
+def test_sums_of_a_token_are_rounded_once() -> None:
+    """Of rows that were received and of own ones, on a host; with and without memory for them."""
+    import torch
+    from kernelseam.interop.torch_library.bags import Bags
+
+    made = torch.Generator().manual_seed(0)
+    x = torch.randint(-255, 256, (64, 8), generator=made).bfloat16()  # sums are exact in float32
+    plus = torch.randint(-255, 256, (2, 5, 8), generator=made).bfloat16()
+    place, out = torch.arange(64) % 5, torch.empty(5, 8, dtype=torch.bfloat16)
+    wanted = plus.double().sum(0).index_add(0, place, x.double()).bfloat16()
+    bags = Bags.of(place, 5)
+    assert torch.equal(bags.added(x, plus=plus), wanted)
+    assert bags.added(x, out, plus) is out and torch.equal(out, wanted)
+
+
 @pytest.mark.parametrize(
     ("ranks_", "rows", "share"),
     [(2, 6, 0.984), (4, 6, 0.822), (8, 6, 0.551), (2, 1, 0.5), (3, 0, 0)],

@@ -43,8 +43,8 @@ class Bags:
 
     def added(self, x: Tensor, out: Tensor | None = None, plus: Tensor | None = None) -> Tensor:
         """Sums of torch's own tensors, which nothing traces or differentiates, written to ``out``
-        where that is given; with them those of ``plus`` [parts, results, columns] over its parts.
-        Where a device has a compiler by a launch of ours, several times as fast."""
+        where that is given; with them those of ``plus`` [parts, results, columns] over its parts,
+        rounded once. Where a device has a compiler by a launch of ours, several times as fast."""
         if out is None:
             out = x.new_empty(len(self.ends) - 1, x.shape[1])
         if x.device.type != "cpu":
@@ -53,8 +53,11 @@ class Bags:
             if launched(x, self.indices, self.ends, out, plus):
                 return out
         begin, end = self.ends[[0, -1]].tolist()
-        out.copy_(Bags(self.indices[begin:end], self.ends - begin)._by_torch(x))
-        return out if plus is None else torch.cat([out[None], plus]).sum(0)
+        own = Bags(self.indices[begin:end], self.ends - begin)
+        if plus is None:
+            return out.copy_(own._by_torch(x))
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return out.copy_(own._by_torch(x.to(wide)) + plus.sum(0, dtype=wide))
 
     def _by_torch(self, x: Tensor) -> Tensor:
         """As torch traces and differentiates it."""
