@@ -459,6 +459,22 @@ def test_a_representative_is_its_own(extents: tuple[int, int, int], batch: int, 
     assert attention.S_q >= m or m > 64 * group
 
 
+@pytest.mark.parametrize(("heads", "extent"), [(8, 512), (1, 8192), (2, 16384), (3, 300)])
+def test_gaps_between_matrices_and_between_entries_are_classes(heads: int, extent: int) -> None:
+    """Whatever the heads and the extents: a gap's stride is no multiple of a matrix's."""
+    given: Any = {"M": extent, "N": 256, "K": extent, "batch": 4, "num_heads": heads}
+    whole: Any = BatchedGemmStrided(dtype="bfloat16", **given).problem()
+    _, matrix, row = whole.a_strides
+    head = matrix + 64
+    problems = [
+        replace(whole, a_strides=(batch, head, row)) for batch in (heads * head, heads * head + 64)
+    ]
+    found = [representative(p) for p in (whole, *problems)]
+    assert len(set(found)) == 3, [p.a_strides for p in found]
+    for problem in found:
+        assert representative(replace(problem)) == problem
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_pages_that_lie_no_whole_rows_apart_are_a_class_of_their_own(page_size: int) -> None:
     """Whose representative's do not either, and which is its own."""

@@ -39,8 +39,9 @@ _LINE = 64
 """Elements: a stride of so many, or of a multiple, is one of whole lines."""
 _CHUNK_BYTES = 16
 """That kernels copy at once, of rows that lie multiples of so many apart."""
-_ROW_APART, _HEAD_APART, _BATCH_APART = 8, 1 << 26, 1 << 29
-"""Strides of a representative where axes do not follow one another."""
+_ROW_APART, _HEAD_APART, _BATCH_APART = 8, (1 << 26) + _LINE, (1 << 29) + _LINE
+"""Strides of a representative where axes do not follow one another: no powers of two, which whole
+matrices and heads of them are."""
 _WIDEST = 1 << 18
 """Elements of a projection's rows: of more heads and of wider ones than models have."""
 _KEPT = "_representative"
