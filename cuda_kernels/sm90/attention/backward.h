@@ -17,7 +17,7 @@
 //
 // The pieces of dq are added in L2, as fragments lie: a warp's part is contiguous. In any order, that is all. In order
 // (IN_ORDER) a semaphore orders the tiles that add to the same piece; threads beside the loading one wait for it: dq_semaphore.h. Tiles are
-// taken in that order, so a tile that is waited for has begun. Extra memory: sums.h.
+// taken in that order, so a tile that is waited for has begun; STAGGERED all of a section run. Extra memory: sums.h.
 //
 // Biases, masks in memory, ALiBi and score_mods are computed by element, in place of a step's products: elements.h. What a bias takes is
 // made by a launch of its own: score_gradient.h. Under a mask_mod a tile walks over a list of blocks of queries (query_lists.h), whose scores

@@ -326,8 +326,8 @@ struct Consumer {
               store_pair(shared_address(to) + n * ROWS_BYTES + pair_offset(at, j, 1), d[2], d[3]);
             } else {
               const float* d = &acc[i][32 * (first + n) + 8 * j];
-              stmatrix(buffer_place(shared_address(to) + n * ROWS_BYTES, j, (PING_PONG || GROUPS == 3) && !Config::EPILOGUE ? at : thread_lane), pack2(d[0], d[1], Half()),
-                       pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
+              const u32 place = buffer_place(shared_address(to) + n * ROWS_BYTES, j, (PING_PONG || GROUPS == 3) && !Config::EPILOGUE ? at : thread_lane);
+              stmatrix(place, pack2(d[0], d[1], Half()), pack2(d[2], d[3], Half()), pack2(d[4], d[5], Half()), pack2(d[6], d[7], Half()));
             }
           }
         const int row = p.row + 64 * (first_rows() + i);

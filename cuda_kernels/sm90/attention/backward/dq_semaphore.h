@@ -1,7 +1,8 @@
 // Who adds to the sums of dq, and when: what makes a result the same every time. In order, the tiles of keys that add to a piece of a
-// block add one after another by a counter in global memory, in the order in which tiles are handed out (tiles.h). A consumer neither
-// reads the counter nor waits until its additions are over: a thread for each does, in a warp of its own beside the loading one. Every step it
-//   waits for the counter, tells the consumer, waits until its four warps have added, and raises the counter.
+// block add one after another by a counter in global memory: in the order in which tiles are handed out, STAGGERED in that in which they come
+// to the block (tiles.h). A consumer neither reads the counter nor waits until its additions are over: a thread for each does, in a warp of its
+// own beside the loading one. Every step it waits for the counter, tells the consumer, waits until its four warps have added, and raises the
+// counter.
 // The raise is a release: it waits in L2 for the warps' additions, which were made before they arrived. The next counter is asked
 // for before that, as the answer takes as long. Who is first stores and does not add: sums need not be zero before.
 //

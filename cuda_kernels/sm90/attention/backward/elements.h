@@ -225,7 +225,8 @@ struct Elements {
   }
 
   // Of a LISTED step: the band, which its block does not know of, and where that is masked the rest.
-  KS_DEVICE void hide_listed(float (&s)[STEP / 2], const ListedBlock& block, const Band& band, int key0, int ahead, bool tail, const StepRows& rows) const {
+  KS_DEVICE void hide_listed(float (&s)[STEP / 2], const ListedBlock& block, const Band& band, int key0, int ahead, bool tail,
+                             const StepRows& rows) const {
     const float hidden = BY_ELEMENT ? -infinity() : hidden_score();
     const int query = block.block() * STEP;
     if (some_hidden(band, ahead, tail) || query + STEP > w.S_q) hide(s, band, key0, ahead, query, hidden);

@@ -138,8 +138,8 @@ template<bool SCORES, int DQ> KS_DEVICE void Consumer::run() const {
           return;
         }
         release(rings.ds.empty(ds_in), lane);
-        add_fragments(a.sums + (i64)(head + m_added) * (STEP * QK_COLUMNS) + panel() * PIECE + warp * 16 * DQ_COLUMNS + lane * 4, dq, rings.semaphores, group, ds_in.stage,
-                      lane);  // the slot is used once a step: the stage of ds is its parity
+        add_fragments(a.sums + (i64)(head + m_added) * (STEP * QK_COLUMNS) + panel() * PIECE + warp * 16 * DQ_COLUMNS + lane * 4, dq,
+                      rings.semaphores, group, ds_in.stage, lane);  // the slot is used once a step: the stage of ds is its parity
         if (walk.next(m_added)) head += count.blocks.head_blocks;
       };
 
