@@ -126,3 +126,22 @@ def test_a_staggered_tile_is_for_heads_that_run_at_once() -> None:
     assert not KERNEL.config(p, replace(tile, staggered=0), ROW, H200).cooperative
     for other in (problem(1100, 16, 16, 4), problem(1024, 16, 16, 4, causal=True)):
         assert not KERNEL.takes(other, tile, ROW, H200)
+
+
+@pytest.mark.parametrize(
+    "p",
+    [
+        problem(1024, 16, 16, 4),
+        problem(2064, 4, 4),
+        problem(1024, 32, 8),
+        problem(512, 8, 1, head_dim=256, value_dim=256),
+        problem(768, 16, 2, head_dim=96, value_dim=96),
+    ],
+)
+def test_no_block_has_two_staggered_tiles_of_a_section(p: AttentionBwdProblem) -> None:
+    """Blocks have tiles in turn (producer.h): the first of two might wait for the second."""
+    tile = tile_of(p)
+    main = KERNEL.launches(p, tile, H200).kernels[1]
+    values = main.kernel.values(main.problem, main.tile, H200)
+    blocks = main.kernel.grid(main.problem, main.tile, H200) // tile.cluster
+    assert tile.staggered and 0 < values["section_tiles"] <= blocks
