@@ -15,7 +15,7 @@ from kernelseam_cuda.sm90 import (
     HopperE4m3Attention,
     HopperLatent,
 )
-from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS, is_listed
+from kernelseam_cuda.sm90.attention_blocks import VISIBLE_BLOCKS, has_mask_mod
 from kernelseam_cuda.sm90.attention_bwd_rows import (
     PART_SUMS,
     QUERY_GRADIENT,
@@ -240,7 +240,7 @@ def attention_bwd(kernel: Any) -> Iterator[Covered]:
         yield Covered(kernel, of_bias, often=often)
         if gradient:
             yield Covered(SCORE_GRADIENT, of_bias, often=often)
-        if is_listed(elements):
+        if has_mask_mod(elements):
             yield Covered(QUERY_LISTS, of_bias, often=often)
 
 

@@ -63,7 +63,7 @@ struct Producer {
     for (; scheduler.next(t, storage.work_tiles[work_slot(kv)]); t = next_tile(t)) {
       const WorkTile& w = storage.work_tiles[work_slot(kv)];
       if (w.steps == 0) {
-        earlier_kernels_wait();  // without queries there is no kernel of row values between those before and the zeros that are stored
+        earlier_kernels_wait();  // as where row values are loaded: here are none, and zeros are stored
         load_k(w);
         load_v(w);
         continue;

@@ -121,13 +121,9 @@ def usable(
 
 
 def has_mask_mod(spec: AttentionSpec) -> bool:
-    """Whether its functions hide pairs."""
+    """Whether its functions hide pairs: there may be gaps among the queries that see a key, so that
+    the gradients list their blocks."""
     return spec.expression is not None and structure_of(spec.expression).has_mask
-
-
-def is_listed(spec: AttentionSpec) -> bool:
-    """Whether there may be gaps among the queries that see a key: a list names their blocks."""
-    return has_mask_mod(spec)
 
 
 def by_pair(spec: AttentionSpec) -> bool:

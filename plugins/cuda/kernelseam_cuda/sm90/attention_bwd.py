@@ -29,7 +29,7 @@ from kernelseam.kernels.elements import divide_up
 from kernelseam.kernels.signature import Signature, Structure
 from kernelseam.symbolic import least
 
-from kernelseam_cuda.sm90.attention_blocks import is_listed
+from kernelseam_cuda.sm90.attention_blocks import has_mask_mod
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     gradient_work,
@@ -210,14 +210,14 @@ class HopperAttentionBwd(HopperBackwardKernel):
 
     def signature(self, spec: AttentionBwdSpec) -> Signature:
         own = with_expression(_SIGNATURE, spec.forward)
-        if not is_listed(spec.forward):
+        if not has_mask_mod(spec.forward):
             return own
         parameters = tuple((n, _LISTED_COUNT if n == "count" else k) for n, k in own.parameters)
         return replace(own, parameters=parameters)
 
     def own_values(self, problem: AttentionBwdProblem, tile: Any) -> dict[str, int | float]:
         p = problem.forward
-        return list_values(p, tile) if is_listed(p.spec) else {}
+        return list_values(p, tile) if has_mask_mod(p.spec) else {}
 
     def grid(self, problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
         clusters = max(device.limits.compute_units // tile.cluster, 1)

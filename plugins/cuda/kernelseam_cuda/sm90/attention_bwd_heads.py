@@ -15,8 +15,8 @@ from kernelseam.descriptors.attention.backward_problem import AttentionBwdProble
 from kernelseam.frozen import changed
 from kernelseam.kernels.elements import divide_up
 
-from kernelseam_cuda.sm90.attention_blocks import by_pair, is_listed
-from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile, tile_count
+from kernelseam_cuda.sm90.attention_blocks import by_pair, has_mask_mod
+from kernelseam_cuda.sm90.attention_bwd_cost import BackwardTile
 
 _TILE_STEPS, _SUM_STEPS = 1.5, 3
 """Steps that a tile's first loads and its stores take, and the launch that adds up."""
@@ -51,7 +51,7 @@ def can_stagger(spec: AttentionBwdSpec, tile: BackwardTile) -> bool:
     queries. The order depends on how many tiles run at once, which a batch-invariant result may
     not."""
     s = spec.forward
-    masked = s.causal or s.window or s.prefix or is_listed(s)
+    masked = s.causal or s.window or s.prefix or has_mask_mod(s)
     return tile.in_order and not masked and not s.batch_invariant and s.kv_view == "strided"
 
 
@@ -59,23 +59,30 @@ def takes_staggered(problem: AttentionBwdProblem, tile: BackwardTile, device: De
     """Whether all tiles run of as many heads as the tile says: they wait for each other."""
     if not tile.staggered:
         return True
-    blocks = tile.staggered * tile_count(problem, tile)["key_tiles"] * tile.cluster
-    return can_stagger(problem.spec, tile) and blocks <= device.limits.compute_units
+    key_tiles, _ = _extents(problem, tile)
+    fits = tile.staggered * key_tiles * tile.cluster <= device.limits.compute_units
+    return fits and can_stagger(problem.spec, tile)
+
+
+def _extents(problem: AttentionBwdProblem, tile: BackwardTile) -> tuple[int, int]:
+    """Of a head: its tiles of keys, and the blocks of queries that each may meet."""
+    p = problem.forward
+    return divide_up(p.S_k, tile.keys), divide_up(p.S_q, tile.step)
 
 
 def _staggered_heads(problem: AttentionBwdProblem, tile: BackwardTile, device: Device) -> int:
     """As many KV heads, or parts of them, as run at once, where sections of so many take fewer
     steps than tiles that start a step behind the one before; else 0."""
-    count, p = tile_count(problem, tile), problem.forward
-    tiles, heads = count["key_tiles"] * tile.cluster, p.batch * p.kv_heads * tile.head_parts
+    (key_tiles, query_blocks), p = _extents(problem, tile), problem.forward
+    blocks, heads = key_tiles * tile.cluster, p.batch * p.kv_heads * tile.head_parts
     units = device.limits.compute_units
-    if not heads or not 1 < tiles <= units:
+    if not heads or not 1 < blocks <= units:
         return 0
-    steps = p.head_group // tile.head_parts * count["query_blocks"] + _TILE_STEPS
-    sections = divide_up(heads, units // tiles)
-    if sections > 1 and count["query_blocks"] < _APART * count["key_tiles"]:
+    steps = p.head_group // tile.head_parts * query_blocks + _TILE_STEPS
+    sections = divide_up(heads, units // blocks)
+    if sections > 1 and query_blocks < _APART * key_tiles:
         return 0
-    in_order = divide_up(heads * tiles, units) * steps + count["key_tiles"] - 1
+    in_order = divide_up(heads * blocks, units) * steps + key_tiles - 1
     return divide_up(heads, sections) if sections * steps < in_order else 0
 
 
@@ -84,20 +91,19 @@ def shared_out(problem: AttentionBwdProblem, tile: BackwardTile, device: Device)
     heads = problem.forward.head_group
     if heads == 1:
         return tile
-    count, units = tile_count(problem, tile), max(device.limits.compute_units // tile.cluster, 1)
+    units = max(device.limits.compute_units // tile.cluster, 1)
     forms = (replace(tile, head_parts=n) for n in range(1, heads + 1) if heads % n == 0)
     taken = (t for t in forms if takes_parts(problem, t))
-    return min(taken, key=lambda t: _steps(problem, t, count, units))
+    return min(taken, key=lambda t: _steps(problem, t, units))
 
 
-def _steps(
-    problem: AttentionBwdProblem, tile: BackwardTile, count: dict[str, int], units: int
-) -> float:
+def _steps(problem: AttentionBwdProblem, tile: BackwardTile, units: int) -> float:
     """The launch's, of ``units`` tiles at a time: in waves where all tiles are as long; else handed
     out the longest first, they end within an eighth of the longest."""
     p, spec, parts = problem.forward, problem.spec.forward, tile.head_parts
-    waves = count["total"] * parts / units
-    longest = p.head_group // parts * count["query_blocks"]
+    key_tiles, query_blocks = _extents(problem, tile)
+    waves = key_tiles * p.batch * p.kv_heads * parts / units
+    longest = p.head_group // parts * query_blocks
     if spec.causal:
         mean = longest * p.visible / max(p.S_q * p.S_k, 1)
         steps = max(longest + _TILE_STEPS, waves * (mean + _TILE_STEPS) + longest / 8)

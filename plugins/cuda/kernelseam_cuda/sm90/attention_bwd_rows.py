@@ -26,7 +26,7 @@ from kernelseam.kernels.config import Constants
 from kernelseam.kernels.elements import divide_up, refuse_row_strides, row_strides
 from kernelseam.kernels.signature import Signature, Structure
 
-from kernelseam_cuda.sm90.attention_blocks import by_pair, is_listed, mask_axes
+from kernelseam_cuda.sm90.attention_blocks import by_pair, has_mask_mod, mask_axes
 from kernelseam_cuda.sm90.attention_bwd_cost import (
     BackwardTile,
     row_work,
@@ -93,7 +93,9 @@ class HopperBackwardKernel(HopperKernel):
         tiles = tiles_of(spec.forward)
         ordered, s = tuple([changed(t, in_order=True) for t in tiles]), spec.forward
         return (
-            ordered if spec.deterministic or s.batch_invariant or is_listed(s) else tiles + ordered
+            ordered
+            if spec.deterministic or s.batch_invariant or has_mask_mod(s)
+            else tiles + ordered
         )
 
     def tile(self, problem: AttentionBwdProblem, row: ArchRow, device: Device) -> BackwardTile:
@@ -294,7 +296,7 @@ def _refuse_elements(problem: AttentionBwdProblem) -> str | None:
     p, spec = problem.forward, problem.spec.forward
     if not by_pair(spec):
         return None
-    if is_listed(spec):
+    if has_mask_mod(spec):
         if spec.bias or spec.mask:
             return "a mask_mod beside a bias or a mask in memory"
         if mask_axes(p)[1]:

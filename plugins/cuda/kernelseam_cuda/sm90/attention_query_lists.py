@@ -14,7 +14,7 @@ from kernelseam.kernels.signature import Signature
 from kernelseam_cuda.sm90.attention_blocks import (
     VISIBLE_BLOCKS,
     blocks_bytes,
-    is_listed,
+    has_mask_mod,
     mask_axes,
     visited_values,
 )
@@ -78,7 +78,7 @@ def steps(
     """The launches that make the lists, the workspace's part that they are in, and its bytes with
     theirs, from ``size`` on."""
     p = problem.forward
-    if not is_listed(p.spec):
+    if not has_mask_mod(p.spec):
         return [], {}, size
     tiles = _blocks_tile(tile)
     lists = size + divide_up(blocks_bytes(p, tiles), 256) * 256
