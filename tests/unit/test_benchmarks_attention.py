@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' peer")
-from benchmark_rows import attention_row, host_session, judged, measured  # noqa: E402
+from benchmark_rows import attention_row, host_session, judged, measured  # noqa: E402, F401
 
 from benchmarks.comparing import (  # noqa: E402
     attention,
@@ -24,13 +23,6 @@ from benchmarks.comparing import (  # noqa: E402
     tables,
     timing,
 )
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[rows.Session]:
-    with host_session(monkeypatch) as made:
-        yield made
-
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -4,7 +4,6 @@ the host."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is missing: the benchmarks' peer")
-from benchmark_rows import host_session, judged, measured  # noqa: E402
+from benchmark_rows import host_session, judged, measured  # noqa: E402, F401
 
 from benchmarks.comparing import (  # noqa: E402
     attention,
@@ -33,13 +32,6 @@ from benchmarks.comparing import (  # noqa: E402
     rows,
     running,
 )
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[rows.Session]:
-    with host_session(monkeypatch) as made:
-        yield made
-
 
 GEMMS: dict[str, tuple[Any, ...]] = {
     "f16 NT": (5, 33, 17, 40, "float16", True),

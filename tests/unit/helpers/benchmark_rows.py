@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from benchmarks.comparing.clocks import HostClock
 from benchmarks.comparing.results import Record
 
 
-@contextmanager
+@pytest.fixture(name="session")
 def host_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[rows.Session]:
     """On the host, where torch's plain attention stands for FlashAttention-2; gradients are off, as
     in a run."""
