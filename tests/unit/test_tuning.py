@@ -28,16 +28,9 @@ from kernelseam.dispatch import select
 from kernelseam.errors import BrokenImplementation, InvalidValue, UnknownName, Unsupported
 from kernelseam.plugins import Plugins, plugins
 from kernelseam.tuned import store
-from kernelseam.tuned.classes import (
-    about,
-    batch_invariant,
-    entries,
-    near,
-    problem_class,
-    representative,
-    shared,
-)
+from kernelseam.tuned.classes import batch_invariant, problem_class, representative
 from kernelseam.tuned.numbers import numbers, with_numbers
+from kernelseam.tuned.steps import about, entries, near, shared
 from kernelseam.tuning import NOT_STORED, ROUNDS, SLOW_FACTOR, Tuning, tune
 from kernelseam.variants import Variant
 from kernelseam_thirdvendor import AcmeArray

@@ -17,24 +17,19 @@ in steps of √2, 609 to 861 are "about 724".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any, TypeVar, cast
 
 from kernelseam.contract import Problem
-from kernelseam.symbolic import recorded
+from kernelseam.tuned.steps import FEW, about, columns, entries, few, near, rows, shared, total
 
 T = TypeVar("T")
 Strides = tuple[int, ...]
 Extents = tuple[dict[str, object], dict[str, int]]
 """Extents that must be equal, and extents that are bucketed."""
 
-_FEW = 64
-"""Rows below which a class has one number of them."""
-_TILE_ROWS = 64, 128, 256
-"""Rows of tiles that heads of a group may share."""
 _LINE = 64
 """Elements: a stride of so many, or of a multiple, is one of whole lines."""
 _CHUNK_BYTES = 16
@@ -49,75 +44,6 @@ _KEPT = "_representative"
 _INVARIANT_BATCH, _INVARIANT_LENGTH = 16, 1024
 """Extents of the one class of a batch_invariant spec: they must not decide which kernel computes a
 row."""
-
-
-@recorded
-def about(n: int) -> int:
-    """The nearest power of √2 on a logarithmic scale; 0 for 0."""
-    return round(2 ** (round(2 * math.log2(n)) / 2)) if n > 0 else 0
-
-
-@recorded
-def near(n: int) -> int:
-    """The nearest number of four leading bits, eight steps an octave; exact below 16."""
-    step = 1 << max(n.bit_length() - 4, 0)
-    return (n + step // 2) // step * step
-
-
-@recorded
-def few(n: int) -> int:
-    """The largest extent of a class in steps of half an octave: 1, 2, 3, 4, 6, 8, 12, …"""
-    octave = 1 << max(n - 1, 0).bit_length()
-    return n if n < 4 else 3 * octave // 4 if 4 * n <= 3 * octave else octave
-
-
-@recorded
-def rows(n: int) -> int:
-    """The largest extent of a class: exact below 64, then in 64s, then by five leading bits of
-    their number."""
-    if n < _FEW:
-        return n
-    units = -(-n // _FEW)
-    cut = max(units.bit_length() - 5, 0)
-    return (-(-units >> cut) << cut) * _FEW
-
-
-@recorded
-def entries(n: int) -> int:
-    """The largest batch of a class of few queries, whose tiles or parts of keys fill a device or
-    not: exact up to 16, then by four leading bits."""
-    cut = max(n.bit_length() - 4, 0)
-    return -(-n >> cut) << cut
-
-
-@recorded
-def shared(n: int, most: int, group: int) -> int:
-    """The largest number of queries, up to ``most``, of a class in which ``group`` heads have as
-    many tiles of 64, 128 and 256 rows, where they share them by whole queries; tiles by five
-    leading bits."""
-    for tile_rows in _TILE_ROWS if group > 1 else ():
-        tiles = -(-n // (tile_rows // group)) if tile_rows >= group else 0
-        cut = max(tiles.bit_length() - 5, 0)
-        most = min(most, (-(-tiles >> cut) << cut) * (tile_rows // group)) if tiles else most
-    return most
-
-
-@recorded
-def columns(n: int) -> int:
-    """As ``rows`` by six bits, and divided by the same powers of two below 64: on them depend the
-    lines of a cache and the chunks of a transfer."""
-    if n < _FEW:
-        return n
-    low, units = n & -n, -(-n // _FEW)
-    cut = max(units.bit_length() - 6, 0)
-    return (-(-units >> cut) << cut) * _FEW - (low if low < _FEW else 0)
-
-
-@recorded
-def total(n: int, entries: int, represented: int, most: int) -> int:
-    """Of ``represented`` packed sequences, up to ``most`` rows in all: as many a sequence as ``n``
-    of ``entries`` are, by four leading bits; 0 for 0."""
-    return max(min(near(n * represented // max(entries, 1)), most), 1) if n else 0
 
 
 def representative(problem: T) -> T:
@@ -182,11 +108,11 @@ def _sign(x: float) -> float:
 
 def _attention(p: Any) -> Any:
     spec = p.spec
-    group = p.head_group if 0 < p.head_group < _FEW else 1  # heads that may share a tile's rows
-    if p.S_q <= _FEW:
+    group = p.head_group if 0 < p.head_group < FEW else 1  # heads that may share a tile's rows
+    if p.S_q <= FEW:
         batch, s_q, s_k = entries(p.batch), shared(p.S_q, few(p.S_q), group), near(p.S_k)
     else:
-        batch = entries(p.batch) if p.batch > _FEW else p.batch
+        batch = entries(p.batch) if p.batch > FEW else p.batch
         s_q, s_k = shared(p.S_q, rows(p.S_q), group), rows(p.S_k)
     if spec.batch_invariant:
         batch, s_q, s_k = _INVARIANT_BATCH, _INVARIANT_LENGTH, _INVARIANT_LENGTH
